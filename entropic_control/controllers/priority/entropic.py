@@ -1,0 +1,166 @@
+"""The entropic index: expected entropy reduction per unit of cost, over sets of sequences."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from entropic_control.controllers.base import Array, Linear
+from entropic_control.controllers.priority.base import (
+    Candidates,
+    Cost,
+    Limits,
+    Plan,
+    Priority,
+    eligible,
+    fill,
+)
+from entropic_control.controllers.priority.flow import (
+    FlowState,
+    flow_init,
+    flow_linear,
+    flow_update,
+)
+from entropic_control.controllers.signals import Reading
+
+
+class EntropicPriority(Priority):
+    """pi = E[dH] / (alpha C + beta M + gamma L), an index rule of the c-mu and Gittins family.
+
+    C is the predicted seconds of the step, M the KV cells held and L the seconds until the request is
+    done (or due). The index of a set of decoding rows is the sum of their gains over the cost of the
+    whole step, because an engine that pads attention to its longest row makes a mixed set dearer than
+    its parts. A prompt is worth the gain of all its tokens over the cost of prefill and decode
+    together, the Gittins index of that job.
+
+    Parameters
+    ----------
+    alpha, beta, gamma : float
+        Weights of seconds, of KV cells and of remaining seconds.
+    filter : float
+        EMA coefficient of the flow.
+    prior : float
+        Gain per token before anything was measured, nats.
+    entropy_floor : float
+        Entropies are not believed below this, nats.
+    patience : int
+        Steps after which a waiting request must be served next, the longest waiting first. With n
+        live requests none waits longer than patience + n steps.
+    """
+
+    kind: Literal["entropic"] = "entropic"
+    alpha: float = Field(1.0, gt=0)
+    beta: float = Field(1e-6, ge=0)
+    gamma: float = Field(1e-3, ge=0)
+    filter: float = Field(0.05, gt=0, le=1)
+    prior: float = Field(0.5, gt=0)
+    entropy_floor: float = Field(0.02, gt=0)
+    patience: int = Field(512, ge=1)
+
+    def init(self, rows: int = 1, *, dtype: Any = np.float64) -> FlowState:
+        return flow_init(rows, self.prior, dtype)
+
+    def update(self, state: FlowState, reading: Reading) -> tuple[Array, FlowState]:
+        state = flow_update(state, reading, self.filter, self.entropy_floor)
+        return self.gain(state), state
+
+    def linearize(self, varentropy: float = 1.0) -> Linear:
+        return flow_linear(self.filter)
+
+    def gain(self, state: FlowState) -> Array:
+        """E[dH] of a step, nats, never zero: a certain sequence still has to be finished."""
+        return np.maximum(state.flow, self.entropy_floor)
+
+    def index(self, state: FlowState, candidates: Candidates, cost: Cost) -> Array:
+        job = self._jobs(state, candidates, cost)
+        return job.gain / job.cost
+
+    def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
+        job = self._jobs(state, candidates, cost)
+        index = job.gain / job.cost
+        order = np.lexsort((candidates.arrival, -index))
+        order = eligible(order, candidates, limits.free_slots)
+        late = overdue(candidates, order, self.patience)
+        must = late[:1]
+        decoding = order[candidates.prompt_left[order] == 0]
+        prompts = order[candidates.prompt_left[order] > 0]
+        group, rate = self._best_group(state, candidates, cost, decoding, must, limits.step_tokens)
+        if must.size:
+            first = prompts[prompts == must[0]]
+            chosen = np.concatenate([first, prompts[prompts != must[0]]]) if first.size else first
+            reason = f"waited {int(candidates.waited[must[0]])} steps"
+        else:
+            chosen = prompts[index[prompts] > rate]
+            reason = "best gain per cost"
+        if chosen.size:
+            rows, tokens = fill(chosen, candidates, limits.step_tokens)
+            return Plan(rows, tokens, f"prompts: {reason}")
+        return Plan(group, np.ones(len(group), np.intp), f"decoding set: {reason}")
+
+    def _jobs(self, state: FlowState, candidates: Candidates, cost: Cost) -> _Jobs:
+        """Gain and cost of finishing each request, decode cost taken as its share of a batch."""
+        c = candidates
+        length = c.cells + c.prompt_left
+        decoding = c.prompt_left == 0
+        peers = np.array([np.count_nonzero(decoding & (c.cells <= n)) for n in length])
+        peers = np.maximum(peers - decoding, 0)
+        share = cost.decode(peers + 1, length) - np.where(
+            peers > 0, cost.decode(np.maximum(peers, 1), length), 0.0
+        )
+        share = np.maximum(share, 1e-9)
+        steps = np.maximum(c.decode_left, 1)
+        prefill = np.where(decoding, 0.0, cost.prefill(c.prompt_left, c.cells))
+        remaining = prefill + steps * share
+        standing = self._standing(c, remaining, length)
+        total = self.alpha * remaining + steps * standing
+        return _Jobs(self.gain(state) * steps, total, standing)
+
+    def _standing(self, c: Candidates, remaining: Array, length: Array) -> Array:
+        """The part of the cost that does not depend on the set: memory and latency."""
+        return self.beta * length + self.gamma * np.minimum(remaining, np.maximum(c.slack, 0.0))
+
+    def _best_group(
+        self,
+        state: FlowState,
+        c: Candidates,
+        cost: Cost,
+        decoding: Array,
+        must: Array,
+        room: int,
+    ) -> tuple[Array, float]:
+        """The set of decoding rows with the highest index, and that index.
+
+        For every possible longest row, the rows that fit under it are taken by falling gain; the best
+        prefix of the best longest row wins. Rows pay for the longest, not for themselves, so no other
+        set can do better, at equal standing costs.
+        """
+        if not decoding.size:
+            return decoding, 0.0
+        forced = decoding == must[0] if must.size else np.zeros(len(decoding), bool)
+        gain = self.gain(state)[decoding]
+        order = np.lexsort((c.arrival[decoding], -gain, ~forced))
+        rows, gain = decoding[order], gain[order]
+        cells = c.cells[rows]
+        longest = cells[:1] if forced.any() else np.unique(cells)
+        fits = cells[None, :] <= longest[:, None]
+        count = np.cumsum(fits, axis=1)
+        standing = self._standing(c, np.zeros(len(c.cells)), c.cells)[rows]
+        seconds = cost.decode(np.maximum(count, 1), np.broadcast_to(longest[:, None], count.shape))
+        total = self.alpha * seconds + np.cumsum(fits * standing, axis=1)
+        rate = np.where(count <= room, np.cumsum(fits * gain, axis=1) / total, -np.inf)
+        best, last = np.unravel_index(int(np.argmax(rate)), rate.shape)
+        return rows[: last + 1][fits[best, : last + 1]], float(rate[best, last])
+
+
+class _Jobs(NamedTuple):
+    gain: Array
+    cost: Array
+    standing: Array
+
+
+def overdue(candidates: Candidates, rows: Array, patience: int) -> Array:
+    """Those of `rows` that waited `patience` steps or more, the longest waiting first."""
+    late = rows[candidates.waited[rows] >= patience]
+    return late[np.lexsort((candidates.arrival[late], -candidates.waited[late]))]

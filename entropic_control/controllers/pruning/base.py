@@ -1,0 +1,113 @@
+"""The pruning family: which blocks of a sequence's KV cache stay.
+
+A policy supplies a score; the base owns the mechanics: the sinks and the recent window stay, the best
+blocks fill the budget.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from entropic_control.controllers.base import Array, Controller, Linear
+from entropic_control.controllers.signals import Reading
+
+BLOCK = 16
+"""Tokens in a block."""
+
+
+class Blocks(NamedTuple):
+    """The blocks a sequence holds, arrays of shape (n,) in rising order of position."""
+
+    number: Array
+    """Block b covers positions [16 b, 16 b + 16)."""
+    surprisal: Array
+    """Largest -ln p of the block's own tokens under the model at T = 1, nats; 0 where unmeasured."""
+    length: int
+    """Tokens the sequence has seen, kept or not: the next token's position."""
+    cells: int
+    """Tokens whose keys and values are held."""
+
+
+class Pruning(Controller):
+    """Base of the pruning controllers.
+
+    Parameters
+    ----------
+    budget : float or int
+        What to keep: a fraction of the tokens seen (a float up to 1), or a count of tokens (an int).
+    sinks : int
+        First blocks that always stay; models park attention there (Xiao et al., ICLR 2024).
+    recent : int
+        Last blocks that always stay.
+    slack : float
+        Share of the budget that may be exceeded before the next pruning, so that pruning is rare.
+    min_tokens : int
+        Sequences shorter than this are left alone.
+    """
+
+    family: ClassVar[str] = "pruning"
+    overridable: ClassVar[frozenset[str]] = frozenset()
+    needs_surprisal: ClassVar[bool] = False
+    """Whether prompts must be measured token by token, which costs logits for all of them."""
+
+    budget: float | int = Field(0.5, gt=0)
+    sinks: int = Field(1, ge=0)
+    recent: int = Field(8, ge=1)
+    slack: float = Field(0.1, ge=0)
+    min_tokens: int = Field(1024, ge=0)
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> Self:
+        if isinstance(self.budget, float) and self.budget > 1:
+            raise ValueError(
+                f"budget {self.budget:g} is a fraction above 1; write a whole number for a count of tokens"
+            )
+        least = (self.sinks + self.recent) * BLOCK
+        if isinstance(self.budget, int) and self.budget < least:
+            raise ValueError(
+                f"a budget of {self.budget} tokens cannot hold {self.sinks} sink and {self.recent} recent "
+                f"blocks of {BLOCK}; give at least {least}, or fewer blocks"
+            )
+        return self
+
+    @abstractmethod
+    def init(self, rows: int = 1, *, dtype: Any = np.float64) -> Any:
+        """The state of `rows` fresh sequences."""
+
+    @abstractmethod
+    def update(self, state: Any, reading: Reading) -> tuple[Array, Any]:
+        """Take in a reading; returns whether each row may be pruned now, shape (rows,), and the state."""
+
+    @abstractmethod
+    def linearize(self, varentropy: float = 1.0) -> Linear:
+        """From the entropy, nats, to the signal that opens and closes the gate."""
+
+    @abstractmethod
+    def score(self, blocks: Blocks) -> Array:
+        """How much each block is worth keeping, shape (n,)."""
+
+    def budget_blocks(self, length: int) -> int:
+        """Blocks to keep of a sequence of `length` tokens."""
+        tokens = self.budget * length if isinstance(self.budget, float) else self.budget
+        return max(int(tokens) // BLOCK, self.sinks + self.recent)
+
+    def due(self, blocks: int, length: int) -> bool:
+        """Whether a sequence of `length` tokens that holds `blocks` blocks is worth pruning."""
+        if length < self.min_tokens:
+            return False
+        return blocks > self.budget_blocks(length) * (1 + self.slack)
+
+    def keep(self, blocks: Blocks) -> Array:
+        """Which of the blocks stay, a mask of shape (n,)."""
+        last = -(-blocks.length // BLOCK)
+        fixed = (blocks.number < self.sinks) | (blocks.number >= last - self.recent)
+        free = self.budget_blocks(blocks.length) - int(fixed.sum())
+        score = np.where(fixed, -np.inf, self.score(blocks))
+        best = np.lexsort((-blocks.number, -score))[: max(free, 0)]
+        kept = fixed.copy()
+        kept[best] = True
+        return kept

@@ -1,0 +1,85 @@
+"""The signals that controllers read. All entropies are in nats, all arrays have one row a sequence."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from entropic_control.controllers.base import Array
+
+
+class Distribution(StrEnum):
+    """Which distribution a reading was taken of."""
+
+    RAW = "raw"
+    """The model's own, at temperature 1."""
+    TEMPERED = "tempered"
+    """At the temperature in force, before any truncation."""
+    TRUNCATED = "truncated"
+    """At the temperature in force, over the tokens that truncation left: what is sampled."""
+
+
+class Reading(NamedTuple):
+    """What was measured of one step, arrays of shape (rows,).
+
+    Rows with `valid` false carry no information: no controller may move its state on them.
+    """
+
+    entropy: Array
+    """H of `distribution`, nats."""
+    varentropy: Array
+    """V = Var(ln p) of `distribution`, nats^2; it is dH/d(ln T)."""
+    raw_entropy: Array
+    """H of the model's own distribution at T = 1, nats."""
+    lower: Array
+    """Lower bound of the entropy where the estimator sees only part of the row, nats."""
+    upper: Array
+    """Upper bound, nats; equal to `lower` for a full measurement."""
+    tail_mass: Array
+    """Probability outside the part that the estimator saw."""
+    live: Array
+    """Tokens with a finite logit, an integer."""
+    realized_entropy: Array
+    """H of what was sampled from, after truncation, nats."""
+    surprisal: Array
+    """-ln p of the sampled token under what was sampled from, nats."""
+    temperature: Array
+    """The temperature in force."""
+    valid: Array
+    """False where the row held NaN, +inf or no live token."""
+    distribution: Distribution = Distribution.TEMPERED
+
+
+def reading(
+    entropy: Array | float,
+    varentropy: Array | float = 1.0,
+    *,
+    rows: int | None = None,
+    dtype: type[np.floating] = np.float64,
+    **others: Array | float | bool,
+) -> Reading:
+    """A `Reading` from the few signals that matter to a test or an analysis; the rest is derived."""
+    h = np.atleast_1d(np.asarray(entropy, dtype))
+    shape = (rows,) if rows is not None else h.shape
+    defaults: dict[str, Array | float | bool | int] = {
+        "entropy": h,
+        "varentropy": varentropy,
+        "raw_entropy": h,
+        "lower": h,
+        "upper": h,
+        "tail_mass": 0.0,
+        "live": 1 << 20,
+        "realized_entropy": h,
+        "surprisal": h,
+        "temperature": 1.0,
+        "valid": True,
+    }
+    defaults.update(others)
+    kinds = {"live": np.int64, "valid": np.bool_}
+    columns: dict[str, Any] = {
+        name: np.broadcast_to(np.asarray(value, kinds.get(name, dtype)), shape)
+        for name, value in defaults.items()
+    }
+    return Reading(**columns)

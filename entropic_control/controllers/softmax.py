@@ -1,0 +1,154 @@
+"""One row of logits as a distribution: its moments in one pass, and exact sampling from it.
+
+The vocabulary is walked once per temperature with vector operations on a reused buffer: at 49,152
+tokens a row is 192 KiB, and a fresh buffer of that size costs more in page faults than the exp. Rows
+are taken one at a time because one row stays in the L2 cache and a batch of eight does not (1.0 ms
+against 3.2 ms for eight rows).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from entropic_control.controllers.base import Array
+
+GREEDY = 1e-6
+"""Temperatures at or below this are the limit T -> 0: the largest logit, with probability one."""
+
+_BLOCK = 256
+
+
+class Moments(NamedTuple):
+    """One row at one temperature."""
+
+    peak: float
+    """The largest logit."""
+    live: int
+    """Tokens with a finite logit."""
+    log_norm: float
+    """ln sum exp((z - peak) / T)."""
+    entropy: float
+    """H, nats."""
+    varentropy: float
+    """Var(ln p), nats^2."""
+    blocks: Array
+    """Unnormalised probability mass of each run of 256 tokens, for sampling."""
+    temperature: float
+
+
+class _Scratch(threading.local):
+    """Buffers by (dtype, size), one set a thread."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[str, int], tuple[Array, Array]] = {}
+
+    def of(self, row: Array) -> tuple[Array, Array]:
+        key = (row.dtype.str, row.size)
+        if key not in self.buffers:
+            padded = -(-row.size // _BLOCK) * _BLOCK
+            self.buffers[key] = (np.empty(padded, row.dtype), np.empty(padded, row.dtype))
+        return self.buffers[key]
+
+
+_scratch = _Scratch()
+_ones = {dtype: np.ones(_BLOCK, dtype) for dtype in (np.dtype("f4"), np.dtype("f8"))}
+
+
+def working_precision(logits: Array) -> Array:
+    """`logits` in float32, or float64 where they already are: half precision overflows on z - peak."""
+    return logits if logits.dtype in _ones else logits.astype(np.float32)
+
+
+def invalid(row: Array) -> bool:
+    """Whether the row is no distribution: NaN or +inf somewhere, or nothing finite."""
+    return not np.isfinite(row.max(initial=-np.inf))
+
+
+def moments(row: Array, temperature: float) -> Moments:
+    """Entropy, varentropy and sampling weights of softmax(row / temperature).
+
+    The row, shape (vocab,), must be valid (see `invalid`); -inf marks a masked token, which is not
+    live and counts as 0 ln 0 = 0. With w = exp(y), y = (z - peak) / T and s = sum w:
+    H = ln s - E[y] and V = E[y^2] - E[y]^2.
+    """
+    peak = row.max()
+    live = row.size if np.isfinite(row.min()) else int(np.isfinite(row).sum())
+    if temperature <= GREEDY:
+        return _greedy(row, float(peak), live)
+    y_buffer, w_buffer = _scratch.of(row)
+    y, w = y_buffer[: row.size], w_buffer[: row.size]
+    np.subtract(row, peak, out=y)
+    if temperature != 1.0:
+        np.multiply(y, row.dtype.type(1.0 / temperature), out=y)
+    np.exp(y, out=w)
+    if live < row.size or not np.isfinite(y[int(row.argmin())]):
+        y[w == 0] = 0
+    w_buffer[row.size :] = 0
+    blocks = w_buffer.reshape(-1, _BLOCK) @ _ones[row.dtype]
+    total = float(blocks.sum(dtype=np.float64))
+    mean = float(np.dot(w, y)) / total
+    np.multiply(w, y, out=w)
+    square = float(np.dot(w, y)) / total
+    log_norm = float(np.log(total))
+    return Moments(
+        peak=float(peak),
+        live=live,
+        log_norm=log_norm,
+        entropy=max(log_norm - mean, 0.0),
+        varentropy=max(square - mean * mean, 0.0),
+        blocks=blocks,
+        temperature=temperature,
+    )
+
+
+def _greedy(row: Array, peak: float, live: int) -> Moments:
+    blocks = np.zeros(-(-row.size // _BLOCK), row.dtype)
+    blocks[int(row.argmax()) // _BLOCK] = 1
+    return Moments(peak, live, 0.0, 0.0, 0.0, blocks, 0.0)
+
+
+def draw(row: Array, of: Moments, uniform: float) -> int:
+    """The token at quantile `uniform` in [0, 1) of the distribution `of` describes.
+
+    Inverse transform over two levels, the blocks and then one block, so that a token costs one random
+    number and 256 exponentials. The Gumbel trick, which needs a random number for each token of the
+    vocabulary, took 20 times as long.
+    """
+    if of.temperature <= GREEDY:
+        return int(row.argmax())
+    cumulative = np.cumsum(of.blocks, dtype=np.float64)
+    point = uniform * cumulative[-1]
+    block = min(int(np.searchsorted(cumulative, point, side="right")), len(cumulative) - 1)
+    while of.blocks[block] == 0:
+        block -= 1
+    start = block * _BLOCK
+    scaled = (row[start : start + _BLOCK].astype(np.float64) - of.peak) / of.temperature
+    weights = np.exp(scaled)
+    below = cumulative[block - 1] if block else 0.0
+    inside = int(np.searchsorted(np.cumsum(weights), point - below, side="right"))
+    return start + min(inside, int(np.flatnonzero(weights)[-1]))
+
+
+def surprisal(row: Array, of: Moments, token: int) -> float:
+    """-ln p of a token, nats."""
+    if of.temperature <= GREEDY:
+        return 0.0 if token == int(row.argmax()) else float("inf")
+    return of.log_norm - (float(row[token]) - of.peak) / of.temperature
+
+
+def surprisals(logits: Array, tokens: Array) -> Array:
+    """-ln p at T = 1 of one token in each row, shape (rows,), nats; NaN where the row is invalid."""
+    out = np.full(len(tokens), np.nan)
+    logits = working_precision(logits)
+    for index, (row, token) in enumerate(zip(logits, tokens, strict=True)):
+        if not invalid(row):
+            _, w_buffer = _scratch.of(row)
+            w = w_buffer[: row.size]
+            peak = row.max()
+            np.subtract(row, peak, out=w)
+            np.exp(w, out=w)
+            out[index] = np.log(float(w.sum())) - (float(row[token]) - float(peak))
+    return out

@@ -1,0 +1,60 @@
+"""Controller states as trees of arrays: named tuples whose leaves have one row per sequence.
+
+States are values. Nothing here or in a controller writes into one, so whoever keeps an old state can
+go back to it: a rejected draft, a preemption, a fork or a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+S = TypeVar("S", bound=tuple[Any, ...])
+
+
+class NoState(NamedTuple):
+    """The state of a controller that remembers nothing."""
+
+
+def map_leaves(function: Callable[..., Any], *states: S) -> S:
+    """Apply `function` to the corresponding arrays of states of one structure."""
+    first = states[0]
+    leaves = (
+        map_leaves(function, *parts) if isinstance(parts[0], tuple) else function(*parts)
+        for parts in zip(*states, strict=True)
+    )
+    return type(first)(*leaves)
+
+
+def stack(states: Sequence[S]) -> S:
+    """Join states of single sequences into one state of many rows, in order."""
+    if len(states) == 1:
+        return states[0]
+    return map_leaves(lambda *parts: np.concatenate(parts), *states)
+
+
+def split(state: S, rows: int) -> list[S]:
+    """Undo `stack`: one single-row state for each of the `rows` rows."""
+    if rows == 1:
+        return [state]
+    return [take(state, slice(row, row + 1)) for row in range(rows)]
+
+
+def take(state: S, rows: slice | NDArray[np.intp]) -> S:
+    """The state of the given rows."""
+    return map_leaves(lambda leaf: leaf[rows], state)
+
+
+def choose(mask: NDArray[np.bool_], new: S, old: S) -> S:
+    """Row by row: `new` where `mask` holds, `old` elsewhere."""
+    if mask.all():
+        return new
+    return map_leaves(partial(_where, mask), new, old)
+
+
+def _where(mask: NDArray[np.bool_], new: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:
+    return np.where(mask, new, old).astype(old.dtype, copy=False)

@@ -1,0 +1,83 @@
+"""The temperature family: what sampling temperature the next token is drawn at.
+
+Convention: measure what you sample. H[t] is the entropy of the distribution that token t is drawn
+from, under the command of step t; `update` turns that reading into the command of step t + 1.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from entropic_control.controllers.base import Array, Controller, Linear
+
+
+class Command(NamedTuple):
+    """What one step samples under, arrays of shape (rows,)."""
+
+    temperature: Array
+    max_surprisal: Array | None = None
+    """Tokens above this surprisal, nats, are cut off after the temperature; None cuts nothing."""
+
+
+class TemperatureController(Controller):
+    """Base of the temperature controllers."""
+
+    family: ClassVar[str] = "temperature"
+    reads_logits: ClassVar[bool] = False
+    """Whether `command` needs the logits of the step it commands (feed-forward kinds)."""
+
+    @abstractmethod
+    def init(self, rows: int = 1, *, dtype: Any = np.float64, **overrides: ArrayLike) -> Any:
+        """The state of `rows` fresh sequences; `overrides` set overridable fields by row."""
+
+    @abstractmethod
+    def command(self, state: Any, logits: Array | None = None) -> Command:
+        """What to sample this step under.
+
+        Parameters
+        ----------
+        state
+            The state of the rows.
+        logits : array, shape (rows, vocab), optional
+            The raw logits of this step; given only to kinds with `reads_logits`.
+        """
+
+    @abstractmethod
+    def update(self, state: Any, reading: Any) -> tuple[Array, Any]:
+        """Take in what a step measured.
+
+        Returns
+        -------
+        temperature : array, shape (rows,)
+            The temperature for the next step; for feed-forward kinds the last one in force.
+        state
+            The state after the step. Rows with an invalid reading keep theirs.
+        """
+
+    @abstractmethod
+    def linearize(self, varentropy: float = 1.0) -> Linear:
+        """The controller for small signals about a point where V = `varentropy` and nothing clips.
+
+        Input: the deviation of the entropy measured at step t, nats (for mirostat: of the surprisal).
+        Output: the deviation of the command that `update` returns at step t, as ln T (for mirostat:
+        the surprisal limit). The engine's delay of one token between the two is not part of it.
+        """
+
+    def targets(self, state: Any) -> Array | None:
+        """The entropy each row aims at, nats, shape (rows,); None for kinds without one."""
+        return None
+
+    def feasible(self, state: Any, live: Array) -> Array:
+        """Whether each row's target can be met by any temperature with `live` tokens, shape (rows,).
+
+        A distribution over n tokens has entropy in (0, ln n); kinds without a target are always
+        feasible.
+        """
+        target = self.targets(state)
+        if target is None:
+            return np.ones(np.shape(live), np.bool_)
+        return np.asarray(target < np.log(np.maximum(live, 1)))

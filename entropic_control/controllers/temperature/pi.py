@@ -1,0 +1,147 @@
+"""The PI temperature loop: holds the filtered entropy near a target by moving ln T."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import Field, model_validator
+
+from entropic_control.controllers.base import Array, Linear
+from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.state import choose
+from entropic_control.controllers.temperature.base import Command, TemperatureController
+
+
+class PIState(NamedTuple):
+    """Arrays of shape (rows,)."""
+
+    log_temperature: Array
+    """u = ln T in force."""
+    entropy: Array
+    """Filtered entropy, nats."""
+    varentropy: Array
+    """Filtered varentropy, nats^2: the measured plant gain dH/du."""
+    error: Array
+    """The last (scheduled) error."""
+    target: Array
+    """H*, nats."""
+
+
+class PITemperature(TemperatureController):
+    """Proportional-integral control of the entropy, in velocity form.
+
+    With F the filter h <- h + filter (H - h), and e = (H* - F[H]) / max(F[V], v_min):
+    u[t+1] = clip(u[t] + kp (e[t] - e[t-1]) + ki e[t], ln bounds).
+
+    The velocity form keeps its integral in u itself, so that the clip is the anti-windup, and a change
+    of gain or target moves nothing but the error. The divisor is the *filtered* varentropy: F[V] is
+    the gain from u to F[H], while dividing by the V of the single token weighs certain tokens more and
+    biases the mean. The filter starts at the target: without evidence there is no action.
+
+    Parameters
+    ----------
+    target : float
+        H*, nats; a per-request setting.
+    kp, ki : float
+        Gains per token, on ln T; in 1/nats without the schedule, in nats with it.
+    filter : float
+        EMA coefficient, 1 is no filter.
+    bounds : (float, float)
+        Temperature limits.
+    start : float
+        Temperature of the first token.
+    schedule : {"varentropy", "none"}
+        Whether the error is divided by the measured gain, which makes the loop gain at most one
+        whatever the model and text (design: Rugh and Shamma, Automatica 36, 2000, on gain scheduling).
+    v_min : float
+        Floor of the divisor, nats^2.
+    v_start : float
+        Varentropy assumed before any was measured, nats^2.
+
+    Notes
+    -----
+    Rows whose target cannot be met with the live tokens of the step (grammar masks, a single
+    candidate) hold their state: no temperature could bring them closer.
+    """
+
+    overridable: ClassVar[frozenset[str]] = frozenset({"target"})
+    kind: Literal["pi"] = "pi"
+    target: float = Field(1.0, gt=0)
+    kp: float = Field(0.1, ge=0)
+    ki: float = Field(0.02, gt=0)
+    filter: float = Field(0.1, gt=0, le=1)
+    bounds: tuple[float, float] = (0.1, 2.0)
+    start: float = Field(0.7, gt=0)
+    schedule: Literal["varentropy", "none"] = "varentropy"
+    v_min: float = Field(0.5, gt=0)
+    v_start: float = Field(2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        low, high = self.bounds
+        if not 0 < low < high:
+            raise ValueError(f"bounds must be 0 < low < high, not {low:g}, {high:g}")
+        if not low <= self.start <= high:
+            raise ValueError(f"start {self.start:g} lies outside the bounds {low:g}, {high:g}")
+        return self
+
+    def init(self, rows: int = 1, *, dtype: Any = np.float64, **overrides: ArrayLike) -> PIState:
+        self.check_overrides(overrides)
+        target = self.overridden(rows, dtype, overrides, "target")
+        return PIState(
+            log_temperature=np.full(rows, np.log(self.start), dtype),
+            entropy=target,
+            varentropy=np.full(rows, self.v_start, dtype),
+            error=np.zeros(rows, dtype),
+            target=target,
+        )
+
+    def command(self, state: PIState, logits: Array | None = None) -> Command:
+        return Command(np.exp(state.log_temperature))
+
+    def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
+        h = state.entropy + self.filter * (reading.entropy - state.entropy)
+        v = state.varentropy + self.filter * (reading.varentropy - state.varentropy)
+        error = (state.target - h) / self.divisor(v)
+        low, high = np.log(self.bounds)
+        u = state.log_temperature + self.kp * (error - state.error) + self.ki * error
+        new = PIState(np.clip(u, low, high), h, v, error, state.target)
+        informative = reading.valid & self.feasible(state, reading.live)
+        state = choose(informative, _like(new, state), state)
+        return np.exp(state.log_temperature), state
+
+    def divisor(self, varentropy: Array) -> Array:
+        """What the error is divided by, given the filtered varentropy, nats^2 (1 unscheduled)."""
+        if self.schedule == "none":
+            return np.ones_like(varentropy)
+        return np.maximum(varentropy, self.v_min)
+
+    def linearize(self, varentropy: float = 1.0) -> Linear:
+        """State: deviations of (F[H], u), the last error being a function of F[H]."""
+        a, d = self.filter, float(self.divisor(np.array(varentropy)))
+        proportional, integral = self.kp / d, self.ki / d
+        gain = proportional + integral
+        return Linear(
+            A=np.array([[1 - a, 0.0], [proportional - gain * (1 - a), 1.0]]),
+            B=np.array([[a], [-gain * a]]),
+            C=np.array([[proportional - gain * (1 - a), 1.0]]),
+            D=np.array([[-gain * a]]),
+            inputs=("entropy [nats]",),
+            outputs=("ln temperature",),
+        )
+
+    def targets(self, state: PIState) -> Array:
+        return state.target
+
+    def saturated(self, state: PIState) -> Array:
+        """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
+        low, high = np.log(self.bounds)
+        u = state.log_temperature
+        return np.where(u >= high, 1, np.where(u <= low, -1, 0))
+
+
+def _like(new: PIState, old: PIState) -> PIState:
+    """`new` in the precision of `old`, so that a float32 state stays one."""
+    return PIState(*(a.astype(b.dtype, copy=False) for a, b in zip(new, old, strict=True)))
