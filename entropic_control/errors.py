@@ -74,3 +74,7 @@ class EngineBusy(EntropicError, RuntimeError):
 
 class StateError(EntropicError):
     """A saved engine state that cannot be restored here."""
+
+
+class TraceError(EntropicError, ValueError):
+    """A trace that holds nothing to learn from, or numbers that are none; the message says which."""

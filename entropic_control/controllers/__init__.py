@@ -1,6 +1,12 @@
 """Controllers: pure, frozen, backend-agnostic; numpy and pydantic only."""
 
 from entropic_control.controllers.base import Controller, Linear
+from entropic_control.controllers.calibration import (
+    CalibratedEntropy,
+    Calibration,
+    expected_calibration_error,
+    fit_temperature,
+)
 from entropic_control.controllers.estimators import Estimator, FullEntropy, TopKEntropy
 from entropic_control.controllers.priority import (
     EntropicPriority,
@@ -18,22 +24,36 @@ from entropic_control.controllers.pruning import (
 )
 from entropic_control.controllers.signals import Distribution, Reading
 from entropic_control.controllers.temperature import (
+    DynamicTemperature,
+    EDTTemperature,
+    ExactTemperature,
     FixedTemperature,
+    Mirostat,
     PITemperature,
+    SlewLimit,
     TemperatureController,
 )
+from entropic_control.controllers.truncation import MinP, NoTruncation, TopK, TopP, Truncation
 
 __all__ = [
+    "CalibratedEntropy",
+    "Calibration",
     "Controller",
     "Distribution",
+    "DynamicTemperature",
+    "EDTTemperature",
     "EntropicPriority",
     "EntropicPruning",
     "Estimator",
+    "ExactTemperature",
     "FirstCome",
     "FixedTemperature",
     "FullEntropy",
     "Linear",
+    "MinP",
+    "Mirostat",
     "NoPruning",
+    "NoTruncation",
     "PITemperature",
     "Priority",
     "Pruning",
@@ -41,7 +61,13 @@ __all__ = [
     "Reading",
     "RoundRobin",
     "ShortestRemaining",
+    "SlewLimit",
     "SlidingWindow",
     "TemperatureController",
+    "TopK",
     "TopKEntropy",
+    "TopP",
+    "Truncation",
+    "expected_calibration_error",
+    "fit_temperature",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -14,6 +15,9 @@ from entropic_control.errors import ConfigError
 
 Array = NDArray[Any]
 """A numpy array; shape and unit are given where it is used."""
+
+Rows = Array | Sequence[Array]
+"""Logits of several sequences: an array of shape (rows, vocab), or rows of shape (vocab,)."""
 
 
 class Strict(BaseModel):
@@ -80,18 +84,10 @@ def static(inputs: str, outputs: str, gain: float = 0.0) -> Linear:
     )
 
 
-class Controller(Strict):
-    """Base of all controllers.
-
-    A subclass adds its parameters as fields, a `kind` literal that names it in configurations, and
-    the methods of its family. The methods are pure: state goes in, new state comes out.
-    """
+class Kinded(Strict):
+    """A model that configurations name by `kind`, within a family."""
 
     family: ClassVar[str]
-    """Which loop it serves: 'temperature', 'priority', 'pruning', 'estimator' or 'truncation'."""
-
-    overridable: ClassVar[frozenset[str]] = frozenset()
-    """Fields that a single request may set for itself; they become rows of the state."""
 
     kind: str
 
@@ -102,6 +98,18 @@ class Controller(Strict):
 
         if isinstance(cls.model_fields["kind"].default, str):
             kinds.register(cls)
+
+
+class Controller(Kinded):
+    """Base of all controllers.
+
+    A subclass adds its parameters as fields, a `kind` literal that names it in configurations, and
+    the methods of its family. The methods are pure: state goes in, new state comes out. `family` says
+    which loop it serves: 'temperature', 'priority', 'pruning', 'estimator' or 'truncation'.
+    """
+
+    overridable: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a single request may set for itself; they become rows of the state."""
 
     def overridden(
         self, rows: int, dtype: Any, overrides: dict[str, ArrayLike], field: str
@@ -116,7 +124,12 @@ class Controller(Strict):
         default = getattr(self, field)
         if field not in overrides:
             return np.full(rows, default, dtype)
-        column = np.broadcast_to(np.asarray(overrides[field], dtype), (rows,)).copy()
+        try:
+            column = np.broadcast_to(np.asarray(overrides[field], dtype), (rows,)).copy()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{self.family} '{self.kind}': {field} must be a number or {rows} of them: {error}"
+            ) from None
         for value in column:
             validate_field(self, field, float(value))
         return column

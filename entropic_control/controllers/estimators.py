@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from entropic_control.controllers.base import Array, Controller
-from entropic_control.controllers.softmax import Moments
+from entropic_control.controllers.softmax import Moments, weights
 
 
 class Estimate(NamedTuple):
@@ -33,6 +33,10 @@ class Estimator(Controller):
     @abstractmethod
     def estimate(self, row: Array, of: Moments) -> Estimate:
         """The entropy of softmax(row / T) as this estimator sees it; `of` are the row's moments."""
+
+    def decision_entropy(self, row: Array, raw: Moments) -> float:
+        """The entropy that pruning and scheduling see, nats; `raw` are the moments at T = 1."""
+        return raw.entropy
 
 
 class FullEntropy(Estimator):
@@ -67,13 +71,13 @@ class TopKEntropy(Estimator):
     def estimate(self, row: Array, of: Moments) -> Estimate:
         if self.k >= of.live or of.temperature == 0.0:
             return Estimate(of.entropy, of.entropy, of.entropy, 0.0)
-        top = np.partition(row, row.size - self.k)[row.size - self.k :].astype(np.float64)
-        weights = np.sort(np.exp((top - of.peak) / of.temperature))[::-1]
+        largest = np.partition(row, row.size - self.k)[row.size - self.k :]
+        top = np.sort(weights(largest, of))[::-1]
         unseen = of.live - self.k
         if self.log_sum_exp:
-            lower, upper, mass = tail_bounds(weights / np.exp(of.log_norm), unseen)
+            lower, upper, mass = tail_bounds(top / np.exp(of.log_norm), unseen)
         else:
-            lower, upper, mass = tail_bounds_unnormalised(weights, unseen)
+            lower, upper, mass = tail_bounds_unnormalised(top, unseen)
         # Rounding of the float32 pass must not put the truth outside its own bounds.
         lower, upper = min(lower, of.entropy), max(upper, of.entropy)
         entropy = {"conservative": upper, "lower": lower, "exact": of.entropy}[self.tail]

@@ -80,9 +80,11 @@ def moments(row: Array, temperature: float) -> Moments:
         return _greedy(row, float(peak), live)
     y_buffer, w_buffer = _scratch.of(row)
     y, w = y_buffer[: row.size], w_buffer[: row.size]
-    np.subtract(row, peak, out=y)
-    if temperature != 1.0:
-        np.multiply(y, row.dtype.type(1.0 / temperature), out=y)
+    # Masks written as the lowest finite number overflow to -inf here, which is what they mean.
+    with np.errstate(over="ignore"):
+        np.subtract(row, peak, out=y)
+        if temperature != 1.0:
+            np.multiply(y, row.dtype.type(1.0 / temperature), out=y)
     np.exp(y, out=w)
     if live < row.size or not np.isfinite(y[int(row.argmin())]):
         y[w == 0] = 0
@@ -125,11 +127,19 @@ def draw(row: Array, of: Moments, uniform: float) -> int:
     while of.blocks[block] == 0:
         block -= 1
     start = block * _BLOCK
-    scaled = (row[start : start + _BLOCK].astype(np.float64) - of.peak) / of.temperature
-    weights = np.exp(scaled)
+    inside = weights(row[start : start + _BLOCK], of)
     below = cumulative[block - 1] if block else 0.0
-    inside = int(np.searchsorted(np.cumsum(weights), point - below, side="right"))
-    return start + min(inside, int(np.flatnonzero(weights)[-1]))
+    offset = int(np.searchsorted(np.cumsum(inside), point - below, side="right"))
+    return start + min(offset, int(np.flatnonzero(inside)[-1]))
+
+
+def weights(logits: Array, of: Moments) -> Array:
+    """Unnormalised probabilities of some of the row's logits, float64, in the unit of `of.blocks`."""
+    if of.temperature <= GREEDY:
+        return np.asarray(logits == of.peak, np.float64)
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - of.peak) / of.temperature
+    return np.asarray(np.exp(scaled))
 
 
 def surprisal(row: Array, of: Moments, token: int) -> float:

@@ -30,6 +30,14 @@ def map_leaves(function: Callable[..., Any], *states: S) -> S:
     return type(first)(*leaves)
 
 
+def rows_of(state: tuple[Any, ...]) -> int:
+    """The number of sequences in a state that holds an array, counted on the first one."""
+    first: Any = state
+    while isinstance(first, tuple):
+        first = first[0]
+    return len(first)
+
+
 def stack(states: Sequence[S]) -> S:
     """Join states of single sequences into one state of many rows, in order."""
     if len(states) == 1:

@@ -53,7 +53,10 @@ class Limits(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The work of one step: row numbers of the candidates and the tokens each gets."""
+    """The work of one step: row numbers of the candidates and the tokens each gets.
+
+    A row without a slot where none is free asks the engine to take one from the lowest in `order`.
+    """
 
     rows: Array
     tokens: Array

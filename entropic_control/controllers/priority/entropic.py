@@ -82,8 +82,9 @@ class EntropicPriority(Priority):
         index = job.gain / job.cost
         order = np.lexsort((candidates.arrival, -index))
         order = eligible(order, candidates, limits.free_slots)
-        late = overdue(candidates, order, self.patience)
-        must = late[:1]
+        must = overdue(candidates, self.patience)[:1]
+        if must.size and must[0] not in order:
+            order = np.concatenate([must, order])  # without a slot: the engine makes one free
         decoding = order[candidates.prompt_left[order] == 0]
         prompts = order[candidates.prompt_left[order] > 0]
         group, rate = self._best_group(state, candidates, cost, decoding, must, limits.step_tokens)
@@ -160,7 +161,7 @@ class _Jobs(NamedTuple):
     standing: Array
 
 
-def overdue(candidates: Candidates, rows: Array, patience: int) -> Array:
-    """Those of `rows` that waited `patience` steps or more, the longest waiting first."""
-    late = rows[candidates.waited[rows] >= patience]
+def overdue(candidates: Candidates, patience: int) -> Array:
+    """Rows that waited `patience` steps or more, the longest waiting first."""
+    late = np.flatnonzero(candidates.waited >= patience)
     return late[np.lexsort((candidates.arrival[late], -candidates.waited[late]))]

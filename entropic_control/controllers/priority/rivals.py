@@ -50,4 +50,4 @@ class ShortestRemaining(_Stateless):
         c = candidates
         prefill = np.where(c.prompt_left > 0, cost.prefill(c.prompt_left, c.cells), 0.0)
         decode = c.decode_left * cost.decode(np.ones_like(c.cells), c.cells + c.prompt_left)
-        return np.negative(prefill + decode)
+        return np.asarray(-(prefill + decode))

@@ -50,7 +50,8 @@ class Pruning(Controller):
     """
 
     family: ClassVar[str] = "pruning"
-    overridable: ClassVar[frozenset[str]] = frozenset()
+    prunes: ClassVar[bool] = True
+    """Whether it ever evicts anything."""
     needs_surprisal: ClassVar[bool] = False
     """Whether prompts must be measured token by token, which costs logits for all of them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class _Stateless(Pruning):
 class NoPruning(_Stateless):
     """Keeps everything."""
 
+    prunes: ClassVar[bool] = False
     kind: Literal["none"] = "none"
 
     def due(self, blocks: int, length: int) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from entropic_control.controllers.base import Array, Controller, Linear
+from entropic_control.controllers.base import Array, Controller, Linear, Rows
+from entropic_control.controllers.state import rows_of
 
 
 class Command(NamedTuple):
@@ -35,7 +36,7 @@ class TemperatureController(Controller):
         """The state of `rows` fresh sequences; `overrides` set overridable fields by row."""
 
     @abstractmethod
-    def command(self, state: Any, logits: Array | None = None) -> Command:
+    def command(self, state: Any, logits: Rows | None = None) -> Command:
         """What to sample this step under.
 
         Parameters
@@ -67,6 +68,14 @@ class TemperatureController(Controller):
         the surprisal limit). The engine's delay of one token between the two is not part of it.
         """
 
+    def track(self, state: Any, temperature: Array) -> Any:
+        """The state if the command for the next step were `temperature`, shape (rows,).
+
+        A wrapper that changes a command calls this, so that kinds which integrate their own output go
+        on from what is in force. Rows whose own command it is keep their state bit for bit.
+        """
+        return state
+
     def targets(self, state: Any) -> Array | None:
         """The entropy each row aims at, nats, shape (rows,); None for kinds without one."""
         return None
@@ -81,3 +90,7 @@ class TemperatureController(Controller):
         if target is None:
             return np.ones(np.shape(live), np.bool_)
         return np.asarray(target < np.log(np.maximum(live, 1)))
+
+    def saturated(self, state: Any) -> Array:
+        """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
+        return np.zeros(rows_of(state), np.intp)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
 
-from entropic_control.controllers.base import Array, Linear, static
+from entropic_control.controllers.base import Array, Linear, Rows, static
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.temperature.base import Command, TemperatureController
 
@@ -35,7 +35,7 @@ class FixedTemperature(TemperatureController):
         self.check_overrides(overrides)
         return FixedState(self.overridden(rows, dtype, overrides, "temperature"))
 
-    def command(self, state: FixedState, logits: Array | None = None) -> Command:
+    def command(self, state: FixedState, logits: Rows | None = None) -> Command:
         return Command(state.temperature)
 
     def update(self, state: FixedState, reading: Reading) -> tuple[Array, FixedState]:

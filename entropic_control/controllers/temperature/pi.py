@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field, model_validator
 
-from entropic_control.controllers.base import Array, Linear
+from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import choose
 from entropic_control.controllers.temperature.base import Command, TemperatureController
@@ -98,7 +98,7 @@ class PITemperature(TemperatureController):
             target=target,
         )
 
-    def command(self, state: PIState, logits: Array | None = None) -> Command:
+    def command(self, state: PIState, logits: Rows | None = None) -> Command:
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
@@ -132,11 +132,17 @@ class PITemperature(TemperatureController):
             outputs=("ln temperature",),
         )
 
+    def track(self, state: PIState, temperature: Array) -> PIState:
+        own = state.log_temperature
+        kept = temperature == np.exp(own)
+        low, high = np.log(self.bounds)
+        u = np.where(kept, own, np.clip(np.log(temperature), low, high))
+        return state._replace(log_temperature=u.astype(own.dtype, copy=False))
+
     def targets(self, state: PIState) -> Array:
         return state.target
 
     def saturated(self, state: PIState) -> Array:
-        """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
         low, high = np.log(self.bounds)
         u = state.log_temperature
         return np.where(u >= high, 1, np.where(u <= low, -1, 0))

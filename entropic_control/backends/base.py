@@ -1,0 +1,161 @@
+"""What an engine has to offer so that the decode loop can run on it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+from entropic_control.backends.cost import CostModel, Shape
+from entropic_control.controllers.base import Array, Kinded
+
+Message = dict[str, str]
+"""A chat turn: {"role": ..., "content": ...}."""
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""Text (wrapped in the model's chat template), chat turns, or token ids as they are."""
+
+
+class Capabilities(NamedTuple):
+    """What a backend can do; what it cannot is refused when the engine is built."""
+
+    name: str
+    vocab: int
+    slots: int
+    """Sequences it holds at once."""
+    context: int
+    """Tokens a sequence may reach."""
+    step_tokens: int
+    """Tokens of one step, at most."""
+    can_evict: bool
+    can_swap: bool
+    """Whether a sequence's KV can be taken out and put back."""
+    can_fork: bool
+
+
+class Chunk(NamedTuple):
+    """Tokens of one sequence that a step feeds to the model."""
+
+    slot: int
+    start: int
+    """Position of the first token."""
+    tokens: Array
+    """Token ids, shape (n,), int32."""
+    sample: bool
+    """Whether the logits after the last token are wanted."""
+    following: Array | None = None
+    """Tokens that follow each of `tokens` in the prompt, shape (n,) or (n - 1,): asks for their
+    surprisals."""
+
+
+class Forward(NamedTuple):
+    """What a step gave. The logits may be views that hold until the next call; they may be written to."""
+
+    logits: list[Array]
+    """One row, shape (vocab,), for each chunk with `sample`, in order."""
+    surprisal: list[Array | None]
+    """For each chunk: -ln p of `following`, nats, or None."""
+    seconds: float
+    """Time in the engine itself, by the backend's clock: the rest of a step is control overhead."""
+
+
+class Backend(Protocol):
+    """An inference engine. Slots are numbered from 0; sequences belong to slots."""
+
+    capabilities: Capabilities
+    cost: CostModel
+
+    def encode(self, prompt: Prompt) -> Array:
+        """Token ids of a prompt, int32."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens stand for none."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the token ends the generation."""
+
+    @property
+    def ends(self) -> Array:
+        """All tokens that end the generation."""
+
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        """Run one step.
+
+        Raises
+        ------
+        NoRoom
+            No KV cells are left; nothing was changed.
+        DecodeError
+            The engine failed; ask `length` what it still holds.
+        """
+
+    def evict(self, slot: int, start: int, stop: int) -> bool:
+        """Drop the KV of positions [start, stop); False if refused, and then nothing changed."""
+
+    def compact(self, slot: int) -> None:
+        """Close the holes that evictions left, where that saves time."""
+
+    def extent(self, slot: int) -> int:
+        """Cells that attention runs over in this slot, holes included."""
+
+    def held(self, slot: int) -> Array:
+        """Positions whose KV the engine itself says it holds, rising; for checks and after failures."""
+
+    def length(self, slot: int) -> int:
+        """One more than the last position the engine holds in the slot; 0 if empty."""
+
+    def release(self, slot: int) -> None:
+        """Empty the slot."""
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        """Give `target` the first `length` tokens of `source`."""
+
+    def save(self, slot: int) -> bytes:
+        """The KV of a slot, to be put back by `restore`, here or in another slot."""
+
+    def restore(self, slot: int, data: bytes) -> None:
+        """Put back what `save` took."""
+
+    def room(self) -> int:
+        """KV cells that are free for all slots together."""
+
+    def now(self) -> float:
+        """The clock that latencies are measured by, seconds."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass on that clock."""
+
+    def close(self) -> None:
+        """Free the engine."""
+
+
+class BackendConfig(Kinded):
+    """Base of the backend configurations: which engine, which model, what size."""
+
+    family: ClassVar[str] = "backend"
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """Load the model and make the engine ready.
+
+        Raises
+        ------
+        ModelError
+            The model is missing, unreadable or unfit.
+        CapabilityError
+            The engine cannot run here; the message says what to install.
+        """
+
+
+def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
+    """The cost features of a step that the backend has just run."""
+    sized = [(chunk, len(chunk.tokens), backend.extent(chunk.slot)) for chunk in chunks]
+    prompts = [(chunk, size, cells) for chunk, size, cells in sized if size > 1]
+    decoding = [cells for _, size, cells in sized if size == 1]
+    return Shape(
+        rows=len(decoding),
+        longest=max(decoding, default=0),
+        prompt_tokens=sum(size for _, size, _ in prompts),
+        prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
+        measured=sum(size for chunk, size, _ in prompts if chunk.following is not None),
+    )

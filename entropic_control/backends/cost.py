@@ -1,0 +1,129 @@
+"""The cost model of an engine: seconds of a step, fitted online."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from entropic_control.controllers.base import Array
+
+
+class Shape(NamedTuple):
+    """What a step did."""
+
+    rows: int
+    """Sequences that decoded one token."""
+    longest: int
+    """Cells of the longest of them."""
+    prompt_tokens: int
+    prompt_reads: int
+    """Sum over prompt tokens of the cells each attended to."""
+    measured: int
+    """Prompt tokens whose logits were computed for their surprisal."""
+
+    def features(self) -> Array:
+        """The regressors of the step's seconds."""
+        return np.array(
+            [
+                float(self.rows > 0),
+                self.rows,
+                self.rows * self.longest,
+                self.prompt_tokens,
+                self.prompt_reads,
+                self.measured,
+            ]
+        )
+
+
+class Weights(NamedTuple):
+    """Seconds per unit of each feature of `Shape`."""
+
+    step: float
+    row: float
+    row_cell: float
+    prompt_token: float
+    prompt_read: float
+    measured: float
+
+
+class CostModel:
+    """seconds ~ step + row n + row_cell n L + prompt_token P + prompt_read R + measured m.
+
+    n rows pad their attention to the longest, L. The fit is a non-negative least squares on relative
+    errors with exponential forgetting, tied to the prior, so that features a workload never excites
+    keep their prior instead of drifting.
+
+    Parameters
+    ----------
+    prior : Weights
+        Where to start, seconds.
+    memory : int
+        Steps after which an observation has faded to 1/e.
+    """
+
+    _SWAP_CELL = 1.5e-5
+    _REFIT = 16
+    _TIE = 0.04
+    _OUTLIER = 4.0
+
+    def __init__(self, prior: Weights, memory: int = 500) -> None:
+        self.prior = np.array(prior, float)
+        self.weights = self.prior.copy()
+        self.observed = 0
+        self._keep = 1.0 - 1.0 / memory
+        self._gram = np.zeros((len(prior), len(prior)))
+        self._moment = np.zeros(len(prior))
+        self._swap_cell = self._SWAP_CELL
+
+    def predict(self, shape: Shape) -> float:
+        """Seconds of a step."""
+        return float(shape.features() @ self.weights)
+
+    def decode(self, rows: Array, longest: Array) -> Array:
+        """Seconds to decode one token for each of `rows` sequences, the longest with `longest` cells."""
+        step, row, row_cell = self.weights[:3]
+        return np.asarray(step + row * rows + row_cell * rows * longest)
+
+    def prefill(self, tokens: Array, cells: Array, measured: bool = False) -> Array:
+        """Seconds to prefill `tokens` prompt tokens after `cells` cells."""
+        _, _, _, token, read, logits = self.weights
+        each = token + logits * measured + read * (cells + tokens / 2)
+        return np.asarray(tokens * each)
+
+    def swap(self, cells: int) -> float:
+        """Seconds to take `cells` KV cells out of the engine and put them back."""
+        return self._swap_cell * cells
+
+    def observe_swap(self, cells: int, seconds: float) -> None:
+        """Learn from a swap of `cells` cells."""
+        if cells > 0:
+            self._swap_cell += 0.3 * (seconds / cells - self._swap_cell)
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """Learn from a step that took `seconds`.
+
+        A step far slower than predicted is another process on the cores rather than news about the
+        engine: it counts as four times the prediction at most.
+        """
+        features = shape.features()
+        predicted = float(features @ self.weights)
+        if predicted <= 0 or not np.isfinite(seconds):
+            return
+        if self.observed >= self._REFIT:
+            seconds = min(seconds, self._OUTLIER * predicted)
+        scaled = features / seconds
+        self._gram = self._keep * self._gram + np.outer(scaled, scaled)
+        self._moment = self._keep * self._moment + scaled
+        self.observed += 1
+        if self.observed % self._REFIT == 0 or self.observed in (1, 2, 4, 8):
+            self._fit()
+
+    def _fit(self) -> None:
+        unit = self.prior
+        gram = unit[:, None] * self._gram * unit[None, :] + self._TIE * np.eye(len(unit))
+        moment = unit * self._moment + self._TIE
+        factor = np.linalg.cholesky(gram)
+        ratio, _ = nnls(factor.T, np.linalg.solve(factor, moment))
+        self.weights = unit * np.maximum(ratio, 0.02)

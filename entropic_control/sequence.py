@@ -1,0 +1,101 @@
+"""A request at work: its tokens, its place in the KV cache, its controller states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.priority import fall
+from entropic_control.ledger import Ledger
+from entropic_control.request import FinishReason, Request
+from entropic_control.text import TextStream
+
+
+class Sequence:
+    """The mutable side of one request. The engine owns it; controllers see only its states.
+
+    Parameters
+    ----------
+    request : Request
+        With every default filled in.
+    number : int
+        Place in the order of arrival.
+    prompt : array, shape (n,), int32
+        Token ids.
+    limit : int
+        Tokens it may generate at most, the context considered.
+    capacity : int
+        Tokens the backend's context holds.
+    """
+
+    def __init__(
+        self, request: Request, number: int, prompt: Array, limit: int, capacity: int
+    ) -> None:
+        self.request = request
+        self.id = request.id or str(number)
+        self.number = number
+        self.prompt = prompt
+        self.limit = limit
+        self.seed = request.seed or 0
+        self.tokens: list[int] = []
+        self.ledger = Ledger(capacity)
+        self.text = TextStream(request.stop or ())
+        self.slot: int | None = None
+        self.swapped: bytes | None = None
+        """KV taken out of the engine while the request is preempted."""
+        self.measured = False
+        """Whether the prompt's surprisals are wanted."""
+        self.prunable = True
+        self.temperature: Any = None
+        self.priority: Any = None
+        self.pruning: Any = None
+        self.served = 0
+        """The step that served it last."""
+        self.raw_entropy = float("nan")
+        self.tau = 0.0
+        self.arrived = 0.0
+        self.first_token: float | None = None
+        self.finished: float | None = None
+        self.reason: FinishReason | None = None
+        self.error: Exception | None = None
+        self.longest_wait = 0
+        self.preemptions = 0
+
+    @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that are not in the KV cache yet."""
+        return max(len(self.prompt) - self.ledger.length, 0)
+
+    @property
+    def decode_left(self) -> int:
+        """Tokens it may still generate."""
+        return self.limit - len(self.tokens)
+
+    @property
+    def deadline(self) -> float:
+        """When it is cut off, by the backend's clock; inf without a deadline."""
+        if self.request.deadline is None:
+            return float("inf")
+        return self.arrived + self.request.deadline
+
+    def advance(self, raw_entropy: float) -> float:
+        """Take in a step's raw entropy, nats; returns the entropic time that passed, nats."""
+        passed = float(fall(np.array(self.raw_entropy), np.array(raw_entropy)))
+        self.raw_entropy = raw_entropy
+        self.tau += passed
+        return passed
+
+    def upcoming(self, count: int) -> Array:
+        """The next `count` tokens to feed: of the prompt, or the last sampled one."""
+        if self.prompt_left:
+            return self.prompt[self.ledger.length : self.ledger.length + count]
+        return np.array(self.tokens[-1:], np.int32)
+
+    def following(self, count: int) -> Array | None:
+        """The prompt tokens after each of the next `count`, where their surprisal is wanted."""
+        if not (self.measured and self.prompt_left):
+            return None
+        at = self.ledger.length + 1
+        return self.prompt[at : at + count]

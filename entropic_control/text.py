@@ -1,0 +1,62 @@
+"""Streamed text: whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+
+class TextStream:
+    """Turns the bytes of tokens into text that may be shown.
+
+    Bytes of an unfinished UTF-8 character wait for the rest of it, and text that could be the start of
+    a stop string waits until it is none.
+
+    Parameters
+    ----------
+    stop : sequence of str
+        Texts that end the output.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stop = tuple(text for text in stop if text)
+        self._waiting = ""
+        self.stopped = False
+        self.text = ""
+
+    def feed(self, piece: bytes) -> str:
+        """Take the bytes of a token; returns the text that can be shown now."""
+        self._waiting += self._decoder.decode(piece)
+        return self._release(last=False)
+
+    def finish(self) -> str:
+        """Returns the rest of the text."""
+        self._waiting += self._decoder.decode(b"", final=True)
+        return self._release(last=True)
+
+    def _release(self, last: bool) -> str:
+        if self.stopped:
+            return ""
+        found = [at for at in map(self._waiting.find, self._stop) if at >= 0]
+        if found:
+            self.stopped = True
+            return self._show(min(found))
+        return self._show(len(self._waiting) - (0 if last else self._undecided()))
+
+    def _show(self, size: int) -> str:
+        shown, self._waiting = self._waiting[:size], self._waiting[size:]
+        self.text += shown
+        return shown
+
+    def _undecided(self) -> int:
+        """Length of the longest end of the waiting text that begins a stop string."""
+        return max(
+            (
+                size
+                for text in self._stop
+                for size in range(1, min(len(text), len(self._waiting) + 1))
+                if self._waiting.endswith(text[:size])
+            ),
+            default=0,
+        )

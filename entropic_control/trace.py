@@ -1,0 +1,185 @@
+"""The trace: what every step measured, commanded, decided and cost, in columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from entropic_control.controllers.base import Array
+from entropic_control.errors import CapabilityError
+
+Format = Literal["jsonl", "parquet"]
+
+TOKEN_COLUMNS: dict[str, str] = {
+    "step": "i8",
+    "time": "f8",
+    "request": "i4",
+    "token": "i4",
+    "token_id": "i4",
+    "temperature": "f8",
+    "commanded": "f8",
+    "entropy": "f8",
+    "varentropy": "f8",
+    "raw_entropy": "f8",
+    "realized_entropy": "f8",
+    "lower": "f8",
+    "upper": "f8",
+    "tail_mass": "f8",
+    "live": "i8",
+    "surprisal": "f8",
+    "target": "f8",
+    "saturated": "i1",
+    "feasible": "?",
+    "cells": "i4",
+    "tau": "f8",
+}
+"""One row a token. Entropies, surprisal and tau in nats, varentropy in nats^2, time in seconds."""
+
+STEP_COLUMNS: dict[str, str] = {
+    "step": "i8",
+    "time": "f8",
+    "rows": "i4",
+    "longest": "i4",
+    "prompt_tokens": "i4",
+    "prompt_reads": "i8",
+    "measured": "i4",
+    "predicted": "f8",
+    "forward": "f8",
+    "seconds": "f8",
+    "cells": "i8",
+    "waiting": "i4",
+    "tau": "f8",
+}
+"""One row a step. `forward` is the engine's own time, `seconds` the whole step, both in seconds."""
+
+
+class Table:
+    """Columns that grow by doubling, so that a row costs a few stores."""
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._columns = {name: np.zeros(1024, dtype) for name, dtype in columns.items()}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, rows: int, /, **values: Any) -> None:
+        """Add `rows` rows; each value is an array of that length, or a scalar."""
+        stop = self._size + rows
+        if stop > len(next(iter(self._columns.values()))):
+            for name, column in self._columns.items():
+                self._columns[name] = np.concatenate([column, np.zeros_like(column)])
+        for name, column in self._columns.items():
+            column[self._size : stop] = values[name]
+        self._size = stop
+
+    def __getitem__(self, name: str) -> Array:
+        return self._columns[name][: self._size]
+
+    def columns(self) -> dict[str, Array]:
+        """All columns, cut to size."""
+        return {name: self[name] for name in self._columns}
+
+
+class Trace:
+    """The record of a run: tokens, steps and events."""
+
+    def __init__(self) -> None:
+        self.tokens = Table(TOKEN_COLUMNS)
+        self.steps = Table(STEP_COLUMNS)
+        self.events: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        """Names of the requests, by the number in `tokens`."""
+
+    def event(self, step: int, time: float, what: str, request: str, **details: Any) -> None:
+        """Note a decision and its reasons."""
+        self.events.append(
+            {"step": step, "time": time, "event": what, "request": request, **details}
+        )
+
+    def of(self, name: str) -> dict[str, Array]:
+        """The token columns of one request."""
+        mine = self.tokens["request"] == self.names.index(name)
+        return {column: values[mine] for column, values in self.tokens.columns().items()}
+
+    def write(self, directory: Path, format: Format = "jsonl") -> list[Path]:
+        """Write trace, steps and events; returns the files.
+
+        Raises
+        ------
+        CapabilityError
+            If Parquet is asked for and pyarrow is not installed.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        tokens = self.tokens.columns()
+        named = np.array(self.names or [""], dtype=object)
+        tokens["request"] = named[tokens["request"]]
+        write = _parquet if format == "parquet" else _jsonl
+        return [
+            write(directory / "trace", tokens),
+            write(directory / "steps", self.steps.columns()),
+            _lines(directory / "events.jsonl", self.events),
+        ]
+
+
+def read_table(directory: Path, name: str) -> dict[str, Array]:
+    """The columns of a table that `Trace.write` wrote, "trace" or "steps", in either format.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the run directory holds no such table.
+    """
+    lines = directory / f"{name}.jsonl"
+    if lines.is_file():
+        rows = [json.loads(line) for line in lines.read_text().splitlines()]
+        keys = rows[0] if rows else {}
+        return {key: _column([row[key] for row in rows]) for key in keys}
+    if (directory / f"{name}.parquet").is_file():
+        table = _pyarrow().read_table(directory / f"{name}.parquet")
+        return {key: table[key].to_numpy() for key in table.column_names}
+    raise FileNotFoundError(f"no {name}.jsonl or {name}.parquet in {str(directory)!r}")
+
+
+def _column(values: list[Any]) -> Array:
+    if any(value is None for value in values):
+        return np.array([np.nan if value is None else value for value in values], float)
+    return np.array(values)
+
+
+def _jsonl(path: Path, columns: dict[str, Array]) -> Path:
+    lists = [
+        [None if value != value else value for value in column.tolist()]  # NaN is no JSON
+        for column in columns.values()
+    ]
+    names = list(columns)
+    rows = (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
+    return _lines(path.with_suffix(".jsonl"), rows)
+
+
+def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def _parquet(path: Path, columns: dict[str, Array]) -> Path:
+    import pyarrow
+
+    target = path.with_suffix(".parquet")
+    _pyarrow().write_table(pyarrow.table(columns), target)
+    return target
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise CapabilityError(
+            "Parquet needs pyarrow: pip install 'entropic-control[parquet]'"
+        ) from error
+    return pyarrow.parquet
