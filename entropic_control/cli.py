@@ -202,7 +202,7 @@ def _kinds(args: argparse.Namespace) -> int:
     return 0
 
 
-def _schema(args: argparse.Namespace) -> int:
+def _schema(_: argparse.Namespace) -> int:
     """Print the JSON schema of configurations."""
     from entropic_control.config import Config
 

@@ -15,13 +15,8 @@ from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
 from entropic_control.backends.cost import Shape
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure, truncated_before
-from entropic_control.controllers.priority import Candidates, FirstCome, Limits, fall
-from entropic_control.controllers.pruning import BLOCK
-from entropic_control.controllers.sampling import uniform
-from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import split, stack
-from entropic_control.controllers.temperature import Command, FixedTemperature
+from entropic_control.controllers.priority import Candidates, FirstCome, Limits
+from entropic_control.controllers.state import stack
 from entropic_control.errors import (
     CapabilityError,
     ConfigError,
@@ -32,8 +27,11 @@ from entropic_control.errors import (
     PromptError,
     RequestError,
 )
+from entropic_control.loops import Loops
+from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
+from entropic_control.seats import Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import Trace
 
@@ -67,12 +65,12 @@ class Engine:
         self.done: list[Work] = []
         self._live: list[Work] = []
         self._coming: list[Work] = []
-        self._free = list(range(self.backend.capabilities.slots))
+        self._seats = Seats(self.backend, self._preempted)
+        self._loops = Loops(config, dry_run=dry_run)
         self._step_number = 0
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._order = FirstCome() if dry_run else config.priority
-        self._fixed = FixedTemperature(temperature=getattr(config.temperature, "start", 1.0))
         self._check_capabilities()
 
     def _check_capabilities(self) -> None:
@@ -137,12 +135,7 @@ class Engine:
                 f"or set backend.context higher if the model allows",
             )
         work = Work(request, len(self.trace.names), prompt, limit, context)
-        work.temperature = self.config.temperature.init(1, **request.temperature)
-        work.priority = self.config.priority.init(1)
-        work.pruning = self.config.pruning.init(1)
-        expected = len(prompt) + limit
-        pruning = self.config.pruning
-        work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
+        self._loops.enter(work)
         return work
 
     def adopt(self, work: Work) -> None:
@@ -194,7 +187,7 @@ class Engine:
 
     def _reject(self, request: Request | Prompt, error: RequestError) -> Failed:
         if not isinstance(request, Request):
-            request = Request.model_construct(prompt=request)
+            request = Request.model_construct(prompt=str(request))
         work = Work(request, len(self.trace.names), np.zeros(0, np.int32), 0, 0)
         self.trace.names.append(work.id)
         work.arrived = work.finished = self.backend.now()
@@ -248,9 +241,7 @@ class Engine:
             return events
         results, engine_seconds = self._forward(chosen, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
-        sampled = [(work, logits) for work, _, logits, _ in results if logits is not None]
-        self._account_prompts(results)
-        tau = self._sample(sampled, events) if sampled else 0.0
+        tau = self._sample(results, events)
         self._prune()
         self._record_step(clock, shape, engine_seconds, tau)
         self._step_number += 1
@@ -304,90 +295,34 @@ class Engine:
         )
         return Candidates(number, waited, prompt, decode, cells, slack, seated)
 
-    def _schedule(self, events: list[Event]) -> list[tuple[Work, int]]:
+    def _schedule(self, events: list[Event]) -> list[Share]:
         """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
-        live = self._live
-        able = self.backend.capabilities
+        live, cost = self._live, self.backend.cost
         candidates = self._candidates(live)
-        state = stack([w.priority for w in live])
-        limits = Limits(len(self._free), able.step_tokens)
-        plan = self._order.plan(state, candidates, self.backend.cost, limits)
-        chosen = [
-            (live[r], int(n)) for r, n in zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
+        state = stack([work.priority for work in live])
+        limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
+        plan = self._order.plan(state, candidates, cost, limits)
+        shares = [
+            (live[row], int(tokens))
+            for row, tokens in zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
         ]
-        needs = sum(self._missing(w, n) for w, n in chosen)
-        seats = sum(w.slot is None for w, _ in chosen)
-        if needs > self.backend.room() or seats > len(self._free):
-            order = self._order.order(state, candidates, self.backend.cost)
-            chosen = self._make_room(chosen, [live[r] for r in order], plan.reason, events)
-        for work, _ in chosen:
-            if work.slot is None:
-                self._seat(work)
-        return chosen
+        seating = self._seats.take(
+            shares,
+            lambda: [live[row] for row in self._order.order(state, candidates, cost)],
+            plan.reason,
+        )
+        if seating.starved is not None:
+            work = seating.starved
+            error = NoRoom(1, f"request {work.id!r} needs more KV cells than the backend has")
+            self._fail(work, error, events)
+        return seating.shares
 
-    def _make_room(
-        self, plan: list[tuple[Work, int]], order: list[Work], reason: str, events: list[Event]
-    ) -> list[tuple[Work, int]]:
-        """Fit the plan into the cells and slots there are.
-
-        The first of the plan always goes ahead, others being preempted from the end of the order for
-        it, so that something finishes whatever the rest needs; the rest gets what is left.
-        """
-        first, wanted = plan[0]
-        least = min(wanted, BLOCK)
-        victims = [w for w in order if w.slot is not None and w is not first]
-        preempted: list[Work] = []
-        while victims and self.backend.capabilities.can_swap and not self._fits(first, least):
-            preempted.append(victims.pop())
-            self._preempt(preempted[-1], f"made room for {first.id}: {reason}")
-        if not self._fits(first, 1):
-            needs = f"{self._missing(first, 1)} KV cells and {self.backend.room()} are free"
-            self._fail(first, NoRoom(1, f"request {first.id!r} needs {needs}"), events)
-            return []
-        kept: list[tuple[Work, int]] = []
-        room, seats = self.backend.room(), len(self._free)
-        for work, tokens in plan:
-            fits = min(tokens, room - self._missing(work, 0))
-            if work in preempted or fits < 1 or (work.slot is None and not seats):
-                continue
-            kept.append((work, fits))
-            room -= self._missing(work, fits)
-            seats -= work.slot is None
-        return kept
-
-    def _missing(self, work: Work, tokens: int) -> int:
-        """KV cells it takes to run `tokens` tokens of a sequence."""
-        return tokens + (work.ledger.cells if work.slot is None else 0)
-
-    def _fits(self, work: Work, tokens: int) -> bool:
-        seated = work.slot is not None or bool(self._free)
-        return seated and self._missing(work, tokens) <= self.backend.room()
-
-    def _seat(self, work: Work) -> None:
-        work.slot = self._free.pop(0)
-        if work.swapped is not None:
-            self.backend.restore(work.slot, work.swapped)
-            work.swapped = None
-
-    def _preempt(self, work: Work, reason: str) -> None:
-        assert work.slot is not None
-        work.swapped = self.backend.save(work.slot) if work.ledger.length else None
-        self._leave(work)
-        work.preemptions += 1
+    def _preempted(self, work: Work, reason: str) -> None:
         self._note("preempted", work, reason=reason, cells_kept=work.ledger.cells)
-
-    def _leave(self, work: Work) -> None:
-        if work.slot is not None:
-            self.backend.release(work.slot)
-            self._free.append(work.slot)
-            self._free.sort()
-            work.slot = None
 
     # -- forward ----------------------------------------------------------------------------------
 
-    def _forward(
-        self, chosen: list[tuple[Work, int]], events: list[Event]
-    ) -> tuple[list[_Result], float]:
+    def _forward(self, chosen: list[Share], events: list[Event]) -> tuple[list[_Result], float]:
         """Run the step. If the engine fails, each sequence is tried alone, so that one fails alone."""
         chunks = [self._chunk(work, tokens) for work, tokens in chosen]
         try:
@@ -402,10 +337,12 @@ class Engine:
             (work, chunk, next(rows) if chunk.sample else None, surprisal)
             for (work, _), chunk, surprisal in zip(chosen, chunks, forward.surprisal, strict=True)
         ]
-        for work, chunk, _, _ in results:
+        for work, chunk, _, surprisal in results:
             work.longest_wait = max(work.longest_wait, self._step_number - work.served)
             work.served = self._step_number
             work.ledger.extend(len(chunk.tokens))
+            if surprisal is not None:
+                work.ledger.record(chunk.start + 1, surprisal)
         return results, forward.seconds
 
     def _chunk(self, work: Work, tokens: int) -> Chunk:
@@ -419,7 +356,7 @@ class Engine:
         )
 
     def _one_by_one(
-        self, chosen: list[tuple[Work, int]], error: DecodeError, events: list[Event]
+        self, chosen: list[Share], error: DecodeError, events: list[Event]
     ) -> tuple[list[_Result], float]:
         self._note("retried", chosen[0][0], reason=str(error), rows=len(chosen))
         results: list[_Result] = []
@@ -436,61 +373,28 @@ class Engine:
             work.ledger.resync(self.backend.held(work.slot))
         self._fail(work, error, events)
 
-    def _account_prompts(self, results: Sequence[_Result]) -> None:
-        for work, chunk, _, surprisal in results:
-            if surprisal is not None:
-                work.ledger.record(chunk.start + 1, surprisal)
+    # -- sample -----------------------------------------------------------------------------------
 
-    # -- measure, update, sample ------------------------------------------------------------------
-
-    def _sample(self, sampled: list[tuple[Work, Array]], events: list[Event]) -> float:
-        """Measure the rows, update the controllers, draw the tokens. Returns the entropic time, nats."""
-        works = [work for work, _ in sampled]
-        logits = [self._masked(work, row) for work, row in sampled]
-        config = self.config
-        state = stack([w.temperature for w in works])
-        needed = config.temperature.reads_logits
-        command = config.temperature.command(
-            state, truncated_before(logits, config.truncation) if needed else None
+    def _sample(self, results: Sequence[_Result], events: list[Event]) -> float:
+        """Draw a token for every row with logits. Returns the entropic time that passed, nats."""
+        rows = [(work, self._masked(work, z)) for work, _, z, _ in results if z is not None]
+        if not rows:
+            return 0.0
+        works = [work for work, _ in rows]
+        sampled = self._loops.step(works, [row for _, row in rows])
+        self.trace.tokens.append(
+            len(works),
+            step=self._step_number,
+            time=self.backend.now(),
+            **self._loops.columns(works, sampled),
         )
-        if self.dry_run:
-            command = self._fixed.command(self._fixed.init(len(works)))
-        measured = measure(logits, command, config.estimator, config.truncation)
-        tokens = [
-            measured.draw(row, uniform(work.seed, len(work.tokens))) if ok else -1
-            for row, (work, ok) in enumerate(
-                zip(works, measured.reading.valid.tolist(), strict=True)
-            )
-        ]
-        reading = measured.completed(tokens)
-        commanded, state = config.temperature.update(state, reading)
-        _, priority = config.priority.update(stack([w.priority for w in works]), reading)
-        allowed, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
-        count = len(works)
-        self._record_tokens(works, tokens, reading, command, commanded, state)
         tau = 0.0
-        rows = zip(
-            works,
-            tokens,
-            split(state, count),
-            split(priority, count),
-            split(pruning, count),
-            allowed.tolist(),
-            reading.raw_entropy.tolist(),
-            strict=True,
-        )
-        for work, token, own, queue, gate, prunable, entropy in rows:
+        entropies = sampled.reading.raw_entropy.tolist()
+        for work, token, entropy in zip(works, sampled.tokens, entropies, strict=True):
             if token < 0:
-                self._fail(
-                    work,
-                    LogitsError(
-                        work.id, "the model gave no usable distribution (all masked, NaN or +inf)"
-                    ),
-                    events,
-                )
+                reason = "the model gave no usable distribution (all masked, NaN or +inf)"
+                self._fail(work, LogitsError(work.id, reason), events)
                 continue
-            work.temperature, work.priority, work.pruning = own, queue, gate
-            work.prunable = prunable
             tau += work.advance(entropy)
             self._take(work, token, events)
         return tau
@@ -519,7 +423,7 @@ class Engine:
     def _finish(self, work: Work, reason: FinishReason, events: list[Event]) -> None:
         work.reason = reason
         work.finished = self.backend.now()
-        self._leave(work)
+        self._seats.leave(work)
         work.swapped = None
         (self._live if work in self._live else self._coming).remove(work)
         self.done.append(work)
@@ -532,80 +436,17 @@ class Engine:
         self._finish(work, "failed", events)
         events.append(Failed(work.id, error))
 
-    # -- prune ------------------------------------------------------------------------------------
+    # -- record -----------------------------------------------------------------------------------
 
     def _prune(self) -> None:
-        pruning = self.config.pruning
         for work in self._live:
-            if work.slot is None or work.prompt_left or not work.prunable:
-                continue
-            if not pruning.due(work.ledger.blocks, work.ledger.length):
-                continue
-            runs = work.ledger.runs(pruning.keep(work.ledger.view()))
             if self.dry_run:
-                work.prunable = False
-                self._note("would_prune", work, cells=sum(b - a for a, b in runs))
-                continue
-            before = work.ledger.cells
-            for start, stop in runs:
-                if not self.backend.evict(work.slot, start, stop):
-                    self._note("refused", work, start=start, stop=stop)
-                    break
-                work.ledger.drop(start, stop)
-            self._compact_if_it_pays(work)
-            self._note("pruned", work, cells=before - work.ledger.cells, kept=work.ledger.cells)
-
-    def _compact_if_it_pays(self, work: Work) -> None:
-        assert work.slot is not None
-        cost, cells = self.backend.cost, work.ledger.cells
-        one, extent = np.ones(1), np.array([self.backend.extent(work.slot)])
-        saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])
-        if saved * work.decode_left > 2 * cost.swap(cells):
-            began = self.backend.now()
-            self.backend.compact(work.slot)
-            cost.observe_swap(cells, self.backend.now() - began)
-
-    # -- record -----------------------------------------------------------------------------------
+                would_prune(work, self.config.pruning, self._note)
+            else:
+                prune(work, self.config.pruning, self.backend, self._note)
 
     def _note(self, what: str, work: Work, **details: Any) -> None:
         self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)
-
-    def _record_tokens(
-        self,
-        works: Sequence[Work],
-        tokens: Sequence[int],
-        reading: Reading,
-        command: Command,
-        commanded: Array,
-        state: Any,
-    ) -> None:
-        temperature = self.config.temperature
-        targets = temperature.targets(state)
-        before = np.array([w.raw_entropy for w in works])
-        self.trace.tokens.append(
-            len(works),
-            step=self._step_number,
-            time=self.backend.now(),
-            request=[w.number for w in works],
-            token=[len(w.tokens) for w in works],
-            token_id=tokens,
-            temperature=command.temperature,
-            commanded=commanded,
-            entropy=reading.entropy,
-            varentropy=reading.varentropy,
-            raw_entropy=reading.raw_entropy,
-            realized_entropy=reading.realized_entropy,
-            lower=reading.lower,
-            upper=reading.upper,
-            tail_mass=reading.tail_mass,
-            live=reading.live,
-            surprisal=reading.surprisal,
-            target=np.nan if targets is None else targets,
-            saturated=temperature.saturated(state),
-            feasible=temperature.feasible(state, reading.live),
-            cells=[w.ledger.cells for w in works],
-            tau=[w.tau for w in works] + fall(before, reading.raw_entropy),
-        )
 
     def _record_step(self, clock: float, shape: Shape, engine_seconds: float, tau: float) -> None:
         predicted = self.backend.cost.predict(shape)

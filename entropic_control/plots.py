@@ -130,6 +130,8 @@ def _figure(size: tuple[float, float]) -> Figure:
 
 def _axes(axes: Axes | None) -> tuple[Figure, Axes]:
     if axes is not None:
-        return axes.get_figure(root=True), axes
-    figure = _figure((7, 4))
-    return figure, figure.subplots()
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        return figure, axes
+    fresh = _figure((7, 4))
+    return fresh, fresh.subplots()

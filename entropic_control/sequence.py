@@ -48,6 +48,8 @@ class Sequence:
         self.measured = False
         """Whether the prompt's surprisals are wanted."""
         self.prunable = True
+        self.observed = False
+        """Whether a dry run has noted what pruning would do."""
         self.temperature: Any = None
         self.priority: Any = None
         self.pruning: Any = None

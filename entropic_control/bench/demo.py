@@ -108,14 +108,15 @@ def summarise(reports: dict[str, list[Report]]) -> dict[str, Any]:
     }
     last = {arm: its[-1] for arm, its in reports.items()}
     target = last["entropic"].completions[0].target
-    entropy = {
+    baseline, controlled = (_quarters(last[arm]) for arm in ("baseline", "entropic"))
+    entropy: dict[str, Any] = {
         "target": target,
-        **{f"{arm}_quarters": _quarters(report) for arm, report in last.items()},
-        "quarters": _quarters(last["entropic"]),
+        "quarters": controlled,
+        "baseline_quarters": baseline,
     }
     if target:
-        entropy["deviation"] = _deviation(entropy["quarters"], target)
-        entropy["baseline_deviation"] = _deviation(entropy["baseline_quarters"], target)
+        entropy["deviation"] = _deviation(controlled, target)
+        entropy["baseline_deviation"] = _deviation(baseline, target)
     return {
         "arms": arms,
         "ratios": ratios,

@@ -22,15 +22,48 @@ from entropic_control.controllers.temperature.base import Command
 from entropic_control.controllers.truncation import NoTruncation, Truncation, within_surprisal
 
 
+class Support(NamedTuple):
+    """What the token of one row is drawn from."""
+
+    logits: Array
+    """Of the tokens that may be drawn, shape (n,)."""
+    tokens: Array | None
+    """Which tokens those are, rising; None for the whole vocabulary."""
+    moments: Moments
+
+    def draw(self, uniform: float) -> int:
+        """The token at quantile `uniform`."""
+        at = draw(self.logits, self.moments, uniform)
+        return at if self.tokens is None else int(self.tokens[at])
+
+    def surprisal(self, token: int) -> float:
+        """-ln p of a token, nats; inf for one that was cut off."""
+        at = token
+        if self.tokens is not None:
+            at = int(np.searchsorted(self.tokens, token))
+            if at == len(self.tokens) or self.tokens[at] != token:
+                return float("inf")
+        return surprisal(self.logits, self.moments, at)
+
+    def cut(self, keep: Array, temperature: float) -> Support:
+        """Without the tokens that the mask `keep`, shape (n,), leaves out."""
+        left = np.flatnonzero(keep)
+        if len(left) == len(keep):
+            return self
+        # A copy of the few that stay: a masked row as long as the vocabulary costs a fresh page of
+        # memory for every thousand tokens and another pass over all of them.
+        logits = self.logits[left]
+        tokens = left if self.tokens is None else self.tokens[left]
+        return Support(logits, tokens, moments(logits, temperature))
+
+
 class Measured(NamedTuple):
     """The readings of one step and the distributions its tokens are drawn from."""
 
     reading: Reading
     """Its surprisals are NaN until the tokens are known: see `completed`."""
-    rows: list[Array]
-    """The logits as sampled, by row: -inf where truncation cut a token off."""
-    moments: list[Moments | None]
-    """The moments of those, by row; None where the row is invalid."""
+    supports: list[Support | None]
+    """By row; None where the row is invalid."""
 
     def draw(self, row: int, uniform: float) -> int:
         """The token at quantile `uniform` in [0, 1) of the given row's distribution.
@@ -40,23 +73,18 @@ class Measured(NamedTuple):
         ValueError
             If the row is invalid; `reading.valid` says so beforehand.
         """
-        return draw(self.rows[row], self._of(row), uniform)
+        support = self.supports[row]
+        if support is None:
+            raise ValueError(f"row {row} is no distribution: all masked, or with NaN or +inf")
+        return support.draw(uniform)
 
     def completed(self, tokens: Sequence[int] | Array) -> Reading:
         """The reading with each row's surprisal; tokens of invalid rows are ignored."""
-        column = np.full(len(self.rows), np.nan)
-        for row, (logits, of, token) in enumerate(
-            zip(self.rows, self.moments, tokens, strict=True)
-        ):
-            if of is not None:
-                column[row] = surprisal(logits, of, int(token))
-        return self.reading._replace(surprisal=column)
-
-    def _of(self, row: int) -> Moments:
-        of = self.moments[row]
-        if of is None:
-            raise ValueError(f"row {row} is no distribution: all masked, or with NaN or +inf")
-        return of
+        column = [
+            np.nan if support is None else support.surprisal(int(token))
+            for support, token in zip(self.supports, tokens, strict=True)
+        ]
+        return self.reading._replace(surprisal=np.array(column, np.float64))
 
 
 def measure(
@@ -90,42 +118,39 @@ def measure(
     columns = np.full((7, count), np.nan)
     live = np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
-    rows: list[Array] = []
-    sampled: list[Moments | None] = []
+    supports: list[Support | None] = []
     temperatures = np.broadcast_to(command.temperature, (count,)).tolist()
     for index, temperature in enumerate(temperatures):
         row = working_precision(logits[index])
         if invalid(row):
-            rows.append(row)
-            sampled.append(None)
+            supports.append(None)
             continue
         raw = moments(row, 1.0)
-        raw_entropy = estimator.decision_entropy(row, raw)
+        support = Support(row, None, raw)
         if early:
-            row = _masked(row, truncation.keep(row, raw))
-        at = raw if temperature == 1.0 and not early else moments(row, temperature)
-        estimate = estimator.estimate(row, at)
-        live[index] = at.live
+            support = support.cut(truncation.keep(row, raw), temperature)
+        if support.moments is raw and temperature != 1.0:
+            support = Support(row, None, moments(row, temperature))
+        at = support.moments
+        estimate = estimator.estimate(support.logits, at)
         if late:
-            row = _masked(row, truncation.keep(row, at))
-            of = moments(row, temperature)
-        else:
-            of = at
+            support = support.cut(truncation.keep(row, at), temperature)
         if command.max_surprisal is not None:
-            row = _masked(row, within_surprisal(row, of, float(command.max_surprisal[index])))
-            of = moments(row, temperature)
+            limit = float(command.max_surprisal[index])
+            keep = within_surprisal(support.logits, support.moments, limit)
+            support = support.cut(keep, temperature)
         columns[:, index] = (
             estimate.entropy,
             at.varentropy,
-            raw_entropy,
+            estimator.decision_entropy(row, raw),
             estimate.lower,
             estimate.upper,
             estimate.tail_mass,
-            of.entropy,
+            support.moments.entropy,
         )
+        live[index] = at.live
         valid[index] = True
-        rows.append(row)
-        sampled.append(of)
+        supports.append(support)
     entropy, varentropy, raw_entropies, lower, upper, tail_mass, realized = columns
     reading = Reading(
         entropy=entropy,
@@ -141,7 +166,7 @@ def measure(
         valid=valid,
         distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
     )
-    return Measured(reading, rows, sampled)
+    return Measured(reading, supports)
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:
@@ -152,11 +177,8 @@ def truncated_before(logits: Rows, truncation: Truncation) -> Rows:
     if truncation.place == "after" or isinstance(truncation, NoTruncation):
         return logits
     rows = (working_precision(row) for row in logits)
+    masked = np.float32(-np.inf)
     return [
-        row if invalid(row) else _masked(row, truncation.keep(row, moments(row, 1.0)))
+        row if invalid(row) else np.where(truncation.keep(row, moments(row, 1.0)), row, masked)
         for row in rows
     ]
-
-
-def _masked(row: Array, keep: Array) -> Array:
-    return np.where(keep, row, row.dtype.type(-np.inf))

@@ -40,17 +40,17 @@ class Moments(NamedTuple):
 
 
 class _Scratch(threading.local):
-    """Buffers by (dtype, size), one set a thread."""
+    """Two buffers a dtype and thread, as long as the longest row so far."""
 
     def __init__(self) -> None:
-        self.buffers: dict[tuple[str, int], tuple[Array, Array]] = {}
+        self.buffers: dict[str, tuple[Array, Array]] = {}
 
     def of(self, row: Array) -> tuple[Array, Array]:
-        key = (row.dtype.str, row.size)
-        if key not in self.buffers:
-            padded = -(-row.size // _BLOCK) * _BLOCK
-            self.buffers[key] = (np.empty(padded, row.dtype), np.empty(padded, row.dtype))
-        return self.buffers[key]
+        key, padded = row.dtype.str, -(-row.size // _BLOCK) * _BLOCK
+        held = self.buffers.get(key)
+        if held is None or held[0].size < padded:
+            held = self.buffers[key] = (np.empty(padded, row.dtype), np.empty(padded, row.dtype))
+        return held[0][:padded], held[1][:padded]
 
 
 _scratch = _Scratch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+__all__ = ["AVAILABLE", "INTERPRETED", "tl", "triton"]
+
 
 class _Absent:
     """Answers every attribute with itself and decorates functions into themselves."""
@@ -17,8 +19,6 @@ class _Absent:
         return args[0] if args else self
 
 
-triton: Any
-tl: Any
 try:
     import triton
     import triton.language as tl

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Measure, control and sample in one launch: entropy, the PI temperature update, and the next token.
 
 A token is drawn by inverse transform over two levels, runs of 256 tokens and then one run, from one
@@ -7,16 +7,15 @@ the same. The masses of the runs are float32 sums in either, rounded differently
 falls within that rounding of the border between two tokens (about one draw in a million) the two may
 differ by one cell.
 
-Measuring point: `entropy` and `varentropy`, which drive the update, are of the tempered distribution
-before truncation; `realized_entropy` is of what was sampled from.
+Measuring point: after the temperature, and after a truncation with place "before"; that is what drives
+the update. A truncation with place "after" shows in `realized_entropy` alone.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-import torch
-
+from entropic_control.kernels._torch import torch
 from entropic_control.kernels._triton import tl, triton
 from entropic_control.kernels.dispatch import KernelInputError, Mode, check, on, resolve
 from entropic_control.kernels.philox import uniform, uniforms_reference
@@ -35,13 +34,24 @@ from entropic_control.kernels.rows import (
     stats_of,
     temperatures,
     tile_stage,
+    tokens_of,
 )
-
-WARPS = 8
+from entropic_control.kernels.truncation import (
+    Place,
+    keep_reference,
+    kept,
+    truncate,
+    truncation_limit,
+)
 
 _RUN = tl.constexpr(RUN)
 _GREEDY = tl.constexpr(GREEDY)
 _INF = tl.constexpr(float("inf"))
+
+
+def options(runs: int) -> dict[str, int]:
+    """Launch options for tiles of `runs` runs."""
+    return {"num_warps": 8 if runs >= 16 else 4}
 
 
 class PIGains(NamedTuple):
@@ -69,13 +79,13 @@ class Sampled(NamedTuple):
     token: Any
     """The sampled token, int32."""
     entropy: Any
-    """H of the tempered distribution, nats."""
+    """H at the measuring point, nats."""
     varentropy: Any
-    """Var(ln p) of the tempered distribution, nats^2."""
+    """Var(ln p) at the measuring point, nats^2."""
     raw_entropy: Any
-    """H at T = 1, nats."""
+    """H of the model's own distribution at T = 1, nats."""
     log_norm: Any
-    """ln sum exp((z - peak) / T)."""
+    """ln sum exp((z - peak) / T) at the measuring point."""
     peak: Any
     """The largest logit."""
     realized_entropy: Any
@@ -85,7 +95,7 @@ class Sampled(NamedTuple):
     temperature: Any
     """T in force."""
     live: Any
-    """Tokens with a finite logit, int32."""
+    """Tokens at the measuring point, int32; 0 where `valid` is false."""
     valid: Any
     """False where the row held NaN, +inf or no finite logit."""
     state: Any
@@ -94,58 +104,6 @@ class Sampled(NamedTuple):
 
 STATE_ROWS = ("log_temperature", "entropy", "varentropy", "error", "target")
 """Rows of the state tensor: the fields of `PIState` in order."""
-
-
-def truncation(
-    rows: int,
-    device: Any,
-    *,
-    top_k: Any = None,
-    top_p: Any = None,
-    min_p: Any = None,
-    max_surprisal: Any = None,
-) -> Any:
-    """The truncation settings of a batch as one float32 tensor of shape (4, rows).
-
-    Each setting is a number or one number a row, and is taken of the tempered distribution by itself;
-    a token stays if all of them keep it. Ties at a limit stay together; the most probable token
-    always stays.
-
-    Parameters
-    ----------
-    rows : int
-        Rows of the batch.
-    device : torch.device
-        Where the logits live.
-    top_k : optional
-        Keep the k most probable; 0 keeps all.
-    top_p : optional
-        Keep the smallest set of most probable tokens with at least this mass, in (0, 1].
-    min_p : optional
-        Keep tokens with at least this share of the largest probability, in [0, 1).
-    max_surprisal : optional
-        Keep tokens with -ln p at most this, nats.
-
-    Raises
-    ------
-    KernelInputError
-        For a setting outside its domain.
-    """
-    domains = {
-        "top_k": (top_k, 0.0, lambda v: (v >= 0) & (v == v.round())),
-        "top_p": (top_p, 1.0, lambda v: (v > 0) & (v <= 1)),
-        "min_p": (min_p, 0.0, lambda v: (v >= 0) & (v < 1)),
-        "max_surprisal": (max_surprisal, float("inf"), lambda v: v >= 0),
-    }
-    out = torch.empty(4, rows, dtype=torch.float32)
-    for line, (name, (value, off, domain)) in zip(out, domains.items(), strict=True):
-        column = torch.as_tensor(off if value is None else value, dtype=torch.float32)
-        if column.ndim > 1 or column.numel() not in (1, rows):
-            raise KernelInputError(f"{name} must be a number or one for each of {rows} rows")
-        if not bool(domain(column).all()):
-            raise KernelInputError(f"{name} is outside its domain: {column.tolist()}")
-        line[:] = column
-    return out.to(device)
 
 
 def control_sample(
@@ -158,6 +116,7 @@ def control_sample(
     state: Any = None,
     next_state: Any = None,
     truncation: Any = None,
+    place: Place = "before",
     raw: bool = True,
     mode: Mode = "auto",
     workspace: Workspace | None = None,
@@ -178,10 +137,12 @@ def control_sample(
         `PIState` before the step, see `STATE_ROWS`. Left alone unless it is `next_state` too.
     next_state : torch.Tensor, shape (5, rows), float32, optional
         Where the state after the step goes; may be `state` itself. By default a new tensor.
-    truncation : torch.Tensor, shape (4, rows), float32, optional
-        See `truncation`.
+    truncation : torch.Tensor, shape (3, rows), float32, optional
+        Settings made by `truncation.truncation`.
+    place : {"before", "after"}
+        Whether truncation is of the model's own distribution or of the tempered one.
     raw : bool
-        Whether the entropy at T = 1 is wanted.
+        Whether the entropy at T = 1 is wanted; truncation before the temperature needs it.
     mode : str
         Which implementation; see `dispatch.Mode`.
     workspace : Workspace, optional
@@ -207,11 +168,14 @@ def control_sample(
     check("seeds", seeds, (rows,), (torch.int64,), like=logits)
     check("steps", steps, (rows,), (torch.int64,), like=logits)
     if truncation is not None:
-        check("truncation", truncation, (4, rows), (torch.float32,), like=logits)
+        check("truncation", truncation, (3, rows), (torch.float32,), like=logits)
+    if place not in get_args(Place):
+        raise KernelInputError(f"unknown place {place!r} (known: {', '.join(get_args(Place))})")
+    early = truncation is not None and place == "before"
     if resolve(mode, logits.device) == "reference":
         return control_sample_reference(
             logits, seeds, steps, temperature=temperature, gains=gains, state=state,
-            next_state=next_state, truncation=truncation, precision=torch.float32,
+            next_state=next_state, truncation=truncation, place=place, precision=torch.float32,
         )  # fmt: skip
     space = fitting(workspace, logits)
     tiling = space.tiling
@@ -227,10 +191,11 @@ def control_sample(
                 vocab, logits.stride(0), rows, loop.kp, loop.ki, loop.filter, *loop.bounds,
                 loop.v_min, TILES=tiling.tiles, RUNS=tiling.runs, NT=tiling.padded_tiles,
                 NR=tiling.padded_runs, CONTROL=gains is not None,
-                SCHEDULE=loop.schedule == "varentropy", TRUNCATE=truncation is not None, RAW=raw,
-                num_warps=WARPS,
+                SCHEDULE=loop.schedule == "varentropy", TRUNCATE=truncation is not None,
+                BEFORE=early, RAW=raw or early,
+                **options(tiling.runs),
             )  # fmt: skip
-    return Sampled(token, *out, live, valid, next_state)
+    return Sampled(*(token, *out, live, valid, next_state))
 
 
 def control_sample_reference(
@@ -243,45 +208,54 @@ def control_sample_reference(
     state: Any = None,
     next_state: Any = None,
     truncation: Any = None,
+    place: Place = "before",
     precision: Any = torch.float64,
 ) -> Sampled:
     """The same in plain torch; `temperature` is ln T where there are gains."""
     if gains is not None:
         temperature = state[0].exp()
-    moments = moments_reference(logits, temperature, precision)
-    valid, live = moments.valid, moments.live
-    peak = torch.where(valid, moments.peak, 0.0)
-    inverse = torch.where(temperature <= GREEDY, 1.0, 1.0 / temperature.to(precision))
-    z = torch.where(valid[:, None], logits.to(precision), 0.0)
-    y = (z - peak[:, None]) * inverse[:, None]
-    limit = _limits_reference(z, y, peak, temperature, moments.log_norm, truncation)
-    weights = torch.where(z >= limit[:, None], y.exp(), 0.0)
+    raw = moments_reference(logits, torch.ones_like(temperature), precision)
+    valid = raw.valid
+    z = logits.to(precision)
+    # Rows that are no distribution go through as an even one and are overwritten in the end.
+    z = torch.where(valid[:, None], z, 0.0)
+    cut = z
+    if truncation is not None and place == "before":
+        cut = _cut(z, keep_reference(z, torch.ones_like(temperature), truncation))
+    at = moments_reference(cut, temperature, precision)
+    of = at
+    if truncation is not None and place == "after":
+        cut = _cut(z, keep_reference(z, temperature.clamp(min=GREEDY), truncation))
+        of = moments_reference(cut, temperature, precision)
     greedy = temperature <= GREEDY
-    # The first of equal peaks: argmax in torch may return any of them.
-    first = (z == peak[:, None]).to(torch.uint8).argmax(-1)
-    kept = weights.sum(-1)
-    realized = kept.log() - torch.where(weights > 0, weights * y, 0.0).sum(-1) / kept
+    y = (cut - at.peak[:, None]) / temperature.clamp(min=GREEDY).to(precision)[:, None]
     u = torch.tensor(
         uniforms_reference(seeds.tolist(), steps.tolist()), dtype=torch.float64, device=z.device
     )
-    token = torch.where(greedy, first, _draw_reference(weights, u))
-    surprisal = kept.log() - y.gather(-1, token[:, None])[:, 0]
-    nan = float("nan")
+    # The first of equal peaks: argmax in torch may return any of them.
+    first = (z == at.peak[:, None]).to(torch.uint8).argmax(-1)
+    token = torch.where(greedy, first, _draw_reference(y.exp(), u))
+    surprisal = torch.where(greedy, 0.0, of.log_norm - y.gather(-1, token[:, None])[:, 0])
     columns = (
-        moments.entropy,
-        moments.varentropy,
-        moments.raw_entropy,
-        moments.log_norm,
-        moments.peak,
-        torch.where(greedy, 0.0, realized.clamp(min=0.0)),
-        torch.where(greedy, 0.0, surprisal),
+        at.entropy,
+        at.varentropy,
+        raw.raw_entropy,
+        at.log_norm,
+        at.peak,
+        of.entropy,
+        surprisal,
     )
-    readings = (torch.where(valid, c, nan).to(precision) for c in columns)
+    readings = (torch.where(valid, column, float("nan")) for column in columns)
+    live = torch.where(valid, at.live, 0).to(torch.int32)
     if gains is not None:
-        new = update_reference(gains, state, moments.entropy, moments.varentropy, live, valid)
+        new = update_reference(gains, state, at.entropy, at.varentropy, live, valid)
         next_state = new if next_state is None else next_state.copy_(new)
     token = torch.where(valid, token, -1).to(torch.int32)
-    return Sampled(token, *readings, temperature.to(precision), live, valid, next_state)
+    return Sampled(*(token, *readings, temperature.to(precision), live, valid, next_state))
+
+
+def _cut(z: Any, keep: Any) -> Any:
+    return torch.where(keep, z, -float("inf"))
 
 
 def update_reference(
@@ -298,27 +272,6 @@ def update_reference(
     moved = torch.stack([u, h, v, error, target.to(u.dtype)]).to(state.dtype)
     informative = valid & (target < live.clamp(min=1).to(torch.float64).log())
     return torch.where(informative, moved, state)
-
-
-def _limits_reference(
-    z: Any, y: Any, peak: Any, temperature: Any, log_norm: Any, truncation: Any
-) -> Any:
-    """The smallest logit that each row keeps."""
-    limit = torch.full_like(peak, -float("inf"))
-    if truncation is None:
-        return limit
-    top_k, top_p, min_p, max_surprisal = truncation.to(z.dtype)
-    ordered, order = z.sort(-1, descending=True)
-    mass = y.exp().gather(-1, order).to(torch.float64).cumsum(-1)
-    k = torch.where(top_k > 0, top_k, z.shape[1]).clamp(max=z.shape[1]).long()
-    enough = mass >= (top_p * mass[:, -1])[:, None]
-    nucleus = torch.where(enough.any(-1), enough.to(torch.uint8).argmax(-1), z.shape[1] - 1)
-    nucleus = torch.where(top_p < 1, nucleus, z.shape[1] - 1)
-    for rank in (k - 1, nucleus):
-        limit = torch.maximum(limit, ordered.gather(-1, rank[:, None])[:, 0])
-    for floor in (min_p.log(), log_norm.nan_to_num() - max_surprisal):
-        limit = torch.maximum(limit, peak + temperature.to(z.dtype) * floor)
-    return torch.minimum(limit, peak)
 
 
 def _draw_reference(weights: Any, u: Any) -> Any:
@@ -349,7 +302,8 @@ def control_sample_kernel(
     out, token_out, live_out, valid_out, stats, runs, tickets,
     vocab, stride, rows, kp, ki, smoothing, low, high, v_min,
     TILES: tl.constexpr, RUNS: tl.constexpr, NT: tl.constexpr, NR: tl.constexpr,
-    CONTROL: tl.constexpr, SCHEDULE: tl.constexpr, TRUNCATE: tl.constexpr, RAW: tl.constexpr,
+    CONTROL: tl.constexpr, SCHEDULE: tl.constexpr, TRUNCATE: tl.constexpr, BEFORE: tl.constexpr,
+    RAW: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) // TILES
     tile = tl.program_id(0) % TILES
@@ -366,25 +320,38 @@ def control_sample_kernel(
         TILES=TILES, RUNS=RUNS, RAW=RAW, KEEP_RUNS=True,
     )  # fmt: skip
     if last_to_finish(tickets + row, TILES):
-        valid, live, peak, norm, log_norm, h, v, raw_h = row_stage(
+        valid, live, peak, norm, log_norm, h, v, raw_norm, raw_h = row_stage(
             row_stats, temperature, inverse, TILES=TILES, NT=NT, RAW=RAW
         )
-        kept_norm = norm
+        cold = temperature <= _GREEDY
+        warmth = tl.maximum(temperature, _GREEDY)
+        limit = peak * 0.0 - _INF
+        last = vocab * 1
         realized = h
         if TRUNCATE:
-            limit = truncation_limit(
-                row_logits, row_stats, truncation + row, rows, vocab, peak, norm, log_norm,
-                temperature, inverse, TILES=TILES, RUNS=RUNS,
+            if BEFORE:
+                limit, last = truncation_limit(
+                    row_logits, row_stats, truncation + row, rows, vocab, peak, raw_norm,
+                    warmth * 0.0 + 1.0, inverse * 0.0 + 1.0, TILES=TILES, RUNS=RUNS,
+                )  # fmt: skip
+            else:
+                limit, last = truncation_limit(
+                    row_logits, row_stats, truncation + row, rows, vocab, peak, norm, warmth, inverse,
+                    TILES=TILES, RUNS=RUNS,
+                )  # fmt: skip
+            count, norm, realized, spread = truncate(
+                row_logits, row_stats, row_runs, vocab, peak, limit, last, inverse,
+                TILES=TILES, RUNS=RUNS,
             )  # fmt: skip
-            kept_norm, realized = truncate(
-                row_logits, row_stats, row_runs, vocab, peak, limit, inverse, TILES=TILES, RUNS=RUNS
-            )
-        else:
-            limit = peak * 0.0 - _INF
-        cold = temperature <= _GREEDY
+            realized = tl.where(cold, 0.0, realized)
+            if BEFORE:
+                h = realized
+                v = tl.where(cold, 0.0, spread)
+                log_norm = tl.where(cold, 0.0, tl.log(norm))
+                live = tl.where(valid, count, 0)
         token, surprisal = draw(
-            row_logits, row_stats, row_runs, vocab, peak, limit, kept_norm,
-            tl.maximum(temperature, _GREEDY), inverse, tl.load(seeds + row), tl.load(steps + row),
+            row_logits, row_stats, row_runs, vocab, peak, limit, last, norm, warmth, inverse,
+            tl.load(seeds + row), tl.load(steps + row),
             TILES=TILES, RUNS=RUNS, NR=NR, TRUNCATE=TRUNCATE,
         )  # fmt: skip
         if cold:
@@ -395,7 +362,7 @@ def control_sample_kernel(
         tl.store(out + 2 * rows + row, or_nan(valid, raw_h))
         tl.store(out + 3 * rows + row, or_nan(valid, log_norm))
         tl.store(out + 4 * rows + row, or_nan(valid, peak))
-        tl.store(out + 5 * rows + row, or_nan(valid, tl.where(cold, 0.0, realized)))
+        tl.store(out + 5 * rows + row, or_nan(valid, realized))
         tl.store(out + 6 * rows + row, or_nan(valid, tl.where(cold, 0.0, surprisal)))
         tl.store(out + 7 * rows + row, temperature)
         tl.store(live_out + row, live)
@@ -435,97 +402,8 @@ def update(
 
 
 @triton.jit
-def ordered(value):
-    """int32 keys in the order of the float32 values."""
-    bits = value.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def unordered(key):
-    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def at_least(
-    row_logits, row_stats, vocab, limit, peak, inverse, TILES: tl.constexpr, RUNS: tl.constexpr
-):
-    """How many tokens have logits at or above a limit, and their weight."""
-    count = vocab * 0
-    mass = peak.to(tl.float64) * 0.0
-    for tile in range(TILES):
-        if tl.load(row_stats + tile, cache_modifier=".cg") >= limit:
-            z = load_tile(row_logits, tile, vocab, RUNS)
-            keep = z >= limit
-            count += tl.sum(tl.sum(keep.to(tl.int32), 1), 0)
-            w = tl.where(keep, tl.exp((z - peak) * inverse), 0.0)
-            mass += tl.sum(tl.sum(w, 1), 0).to(tl.float64)
-    return count, mass
-
-
-@triton.jit
-def truncation_limit(
-    row_logits, row_stats, settings, rows, vocab, peak, norm, log_norm, temperature, inverse,
-    TILES: tl.constexpr, RUNS: tl.constexpr,
-):  # fmt: skip
-    """The smallest logit that is kept.
-
-    Rank and mass limits are found together by bisection over the ordered bit patterns of float32,
-    which is exact and reads only the tiles that reach the limit tried; a sort would move the row.
-    """
-    k = tl.load(settings)
-    p = tl.load(settings + rows)
-    min_p = tl.load(settings + 2 * rows)
-    max_surprisal = tl.load(settings + 3 * rows)
-    wanted = tl.where((k > 0) & (k < vocab), k, 3.0e38)
-    needed = tl.where(p < 1.0, p.to(tl.float64) * norm, float("inf"))
-    floor = tl.maximum(tl.log(min_p), log_norm.to(tl.float32) - max_surprisal)
-    base = tl.minimum(peak + temperature * floor, peak)
-    search = (peak > -_INF) & ((wanted < 3.0e38) | (p < 1.0))
-    low = ordered(base).to(tl.int64)
-    high = tl.where(search, ordered(peak).to(tl.int64) + 1, low)
-    n_low = vocab + 1
-    n_high = vocab * 0
-    while (high - low > 1) & (n_low - n_high > 1):
-        middle = (low + high) >> 1
-        count, mass = at_least(
-            row_logits, row_stats, vocab, unordered(middle.to(tl.int32)), peak, inverse,
-            TILES=TILES, RUNS=RUNS,
-        )  # fmt: skip
-        enough = (count.to(tl.float32) >= wanted) | (mass >= needed)
-        low = tl.where(enough, middle, low)
-        n_low = tl.where(enough, count, n_low)
-        high = tl.where(enough, high, middle)
-        n_high = tl.where(enough, n_high, count)
-    return tl.minimum(unordered(low.to(tl.int32)), peak)
-
-
-@triton.jit
-def truncate(
-    row_logits, row_stats, row_runs, vocab, peak, limit, inverse,
-    TILES: tl.constexpr, RUNS: tl.constexpr,
-):  # fmt: skip
-    """Replace the masses of the runs by those of the kept tokens; their norm and entropy."""
-    norm = peak.to(tl.float64) * 0.0
-    first = norm
-    for tile in range(TILES):
-        mass = tl.zeros([RUNS], tl.float32)
-        if tl.load(row_stats + tile, cache_modifier=".cg") >= limit:
-            z = load_tile(row_logits, tile, vocab, RUNS)
-            y = (z - peak) * inverse
-            w = tl.where(z >= limit, tl.exp(y), 0.0)
-            mass = tl.sum(w, 1)
-            norm += tl.sum(mass, 0).to(tl.float64)
-            first += tl.sum(tl.sum(tl.where(w > 0, w * y, 0.0), 1), 0).to(tl.float64)
-        tl.store(row_runs + tile * RUNS + tl.arange(0, RUNS), mass)
-    # The stores above are read by other threads of this program below.
-    tl.debug_barrier()
-    return norm, tl.maximum(tl.log(norm) - first / norm, 0.0)
-
-
-@triton.jit
 def draw(
-    row_logits, row_stats, row_runs, vocab, peak, limit, norm, temperature, inverse, seed, step,
+    row_logits, row_stats, row_runs, vocab, peak, limit, last, norm, temperature, inverse, seed, step,
     TILES: tl.constexpr, RUNS: tl.constexpr, NR: tl.constexpr, TRUNCATE: tl.constexpr,
 ):  # fmt: skip
     """The token at the quantile of (seed, step), and its surprisal."""
@@ -546,10 +424,9 @@ def draw(
     token = chosen * _RUN + cell
     z = tl.load(row_logits + token, mask=token < vocab, other=-_INF).to(tl.float32)
     y = (z.to(tl.float64) - peak.to(tl.float64)) / temperature.to(tl.float64)
-    w = tl.where((z >= limit) & (z > -_INF), tl.exp(y), 0.0)
+    w = tl.where(kept(z, token, limit, last), tl.exp(y), 0.0)
     passed = tl.sum((tl.cumsum(w, 0) <= point - below).to(tl.int32), 0)
-    last = tl.max(tl.where(w > 0, cell, 0), 0)
-    inner = tl.minimum(passed, last)
+    inner = tl.minimum(passed, tl.max(tl.where(w > 0, cell, 0), 0))
     return chosen * _RUN + inner, tl.log(norm) - tl.sum(tl.where(cell == inner, y, 0.0), 0)
 
 
@@ -562,6 +439,4 @@ def first_peak(
     tile_peak = tl.load(row_stats + tile, mask=tile < TILES, other=-_INF, cache_modifier=".cg")
     first = tl.min(tl.where(tile_peak == peak, tile, TILES - 1), 0)
     z = load_tile(row_logits, first, vocab, RUNS)
-    run = first * RUNS + tl.arange(0, RUNS)
-    token = run[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
-    return tl.min(tl.where(z == peak, token, vocab - 1))
+    return tl.min(tl.where(z == peak, tokens_of(first, RUNS), vocab - 1))

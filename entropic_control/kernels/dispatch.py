@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
-import torch
-
 from entropic_control.errors import CapabilityError, EntropicError
 from entropic_control.kernels import _triton
+from entropic_control.kernels._torch import torch
 
 Mode = Literal["auto", "compiled", "interpreter", "reference"]
 """`compiled` is the Triton kernel on a CUDA device, `interpreter` the same kernel run by Triton's

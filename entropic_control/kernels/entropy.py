@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Entropy, varentropy and normaliser of rows of logits at a temperature of each row's own.
 
 With w = exp(y), y = (z - peak) / T and s = sum w: H = ln s - E[y], V = E[y^2] - E[y]^2. The logits are
@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from entropic_control.kernels._torch import torch
 from entropic_control.kernels._triton import tl, triton
 from entropic_control.kernels.dispatch import Mode, on, resolve
 from entropic_control.kernels.rows import (
@@ -28,7 +27,10 @@ from entropic_control.kernels.rows import (
     tile_stage,
 )
 
-WARPS = 4
+
+def options(_runs: int) -> dict[str, int]:
+    """Launch options for tiles of any number of runs."""
+    return {"num_warps": 4}
 
 
 def entropy(
@@ -82,9 +84,9 @@ def entropy(
                 logits, temperature, out, live, valid, space.stats, space.tickets,
                 vocab, logits.stride(0), rows,
                 TILES=space.tiling.tiles, RUNS=space.tiling.runs, NT=space.tiling.padded_tiles,
-                RAW=raw, num_warps=WARPS,
+                RAW=raw, **options(space.tiling.runs),
             )  # fmt: skip
-    return RowMoments(*out, live, valid)
+    return RowMoments(*(*out, live, valid))
 
 
 @triton.jit
@@ -103,7 +105,7 @@ def entropy_kernel(
         TILES=TILES, RUNS=RUNS, RAW=RAW, KEEP_RUNS=False,
     )  # fmt: skip
     if last_to_finish(tickets + row, TILES):
-        valid, live, peak, _, log_norm, h, v, raw_h = row_stage(
+        valid, live, peak, _, log_norm, h, v, _, raw_h = row_stage(
             row_stats, temperature, inverse, TILES=TILES, NT=NT, RAW=RAW
         )
         tl.store(out + row, or_nan(valid, h))

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Decode attention over a paged KV cache: one query token a row, over the blocks that row retains.
 
 The retained blocks of a row are split among programs, whose partial softmaxes are then combined
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
 from entropic_control.errors import CapabilityError
+from entropic_control.kernels._torch import torch
 from entropic_control.kernels._triton import tl, triton
 from entropic_control.kernels.dispatch import (
     FLOATS,
@@ -101,7 +100,7 @@ def paged_attention(
     CapabilityError
         For an unsupported head or block size, or a mode that cannot be had.
     """
-    _check_shapes(queries, keys, values, table, counts, lengths, starts)
+    check_paged(queries, keys, values, table, counts, lengths, starts, len(queries))
     if window is not None and window < 1:
         raise KernelInputError(f"window must be at least 1, not {window}")
     if splits is not None and splits < 1:
@@ -147,11 +146,19 @@ def paged_attention(
     return PagedAttention(output, log_norm, mass)
 
 
-def _check_shapes(
-    queries: Any, keys: Any, values: Any, table: Any, counts: Any, lengths: Any, starts: Any
+def check_paged(
+    queries: Any,
+    keys: Any,
+    values: Any,
+    table: Any,
+    counts: Any,
+    lengths: Any,
+    starts: Any,
+    rows: int,
 ) -> None:
+    """Check the arguments that decode and prefill share, see `paged_attention`."""
     check("queries", queries, (None, None, None), FLOATS, packed=False)
-    rows, heads, size = queries.shape
+    _, heads, size = queries.shape
     check("keys", keys, (None, None, None, size), (queries.dtype,), queries, packed=False)
     check("values", values, tuple(keys.shape), (queries.dtype,), queries, packed=False)
     block, kv_heads = keys.shape[1:3]
@@ -262,7 +269,7 @@ def attend_kernel(
     splits = tl.num_programs(2)
     TOKENS: tl.constexpr = TOGETHER * BLOCK
     length = tl.load(lengths + row)
-    count = tl.load(counts + row * count_row + kv_head * count_head)
+    count = tl.minimum(tl.load(counts + row * count_row + kv_head * count_head), width)
     row_table = row.to(tl.int64) * table_row + kv_head * table_head
 
     member = tl.arange(0, GROUP_PAD)
@@ -296,7 +303,9 @@ def attend_kernel(
         if WINDOW:
             seen = seen & (position >= length - window)
         at = block * key_block + (token % BLOCK) * key_token + kv_head * key_head
-        k = tl.load(keys + at[:, None] + column[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
+        k = tl.load(
+            keys + at[:, None] + column[None, :], mask=seen[:, None] & inside[None, :], other=0.0
+        )
         if UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
@@ -305,7 +314,9 @@ def attend_kernel(
         shrink = tl.exp(peak - new_peak)
         w = tl.exp(scores - new_peak[:, None])
         at = block * value_block + (token % BLOCK) * value_token + kv_head * value_head
-        v = tl.load(values + at[:, None] + column[None, :], mask=seen[:, None] & inside[None, :], other=0.0)
+        v = tl.load(
+            values + at[:, None] + column[None, :], mask=seen[:, None] & inside[None, :], other=0.0
+        )
         if UPCAST:
             v = v.to(tl.float32)
         out = out * shrink[:, None] + tl.dot(w.to(v.dtype), v, input_precision="ieee")

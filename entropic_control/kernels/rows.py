@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """What the kernels over rows of logits share: tiles, their statistics, and a row's moments from them.
 
 One program takes one tile of one row, so that even a single row fills the device, and leaves a few
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
+from entropic_control.kernels._torch import torch
 from entropic_control.kernels._triton import tl, triton
 from entropic_control.kernels.dispatch import FLOATS, KernelInputError, check, power_of_two
 
@@ -193,10 +192,16 @@ def inverse_temperature(temperature):
 
 
 @triton.jit
+def tokens_of(tile, RUNS: tl.constexpr):
+    """The tokens of a tile, shape (RUNS, RUN)."""
+    run = tile * RUNS + tl.arange(0, RUNS)
+    return run[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
+
+
+@triton.jit
 def load_tile(row_logits, tile, vocab, RUNS: tl.constexpr):
     """Logits of a tile as float32, shape (RUNS, RUN); -inf past the vocabulary."""
-    run = tile * RUNS + tl.arange(0, RUNS)
-    token = run[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
+    token = tokens_of(tile, RUNS)
     return tl.load(row_logits + token, mask=token < vocab, other=-_INF).to(tl.float32)
 
 
@@ -265,13 +270,15 @@ def row_stage(
     # The difference of two float32 extremes overflows float32.
     below = tile_peak.to(tl.float64) - tl.where(peak == -_INF, 0.0, peak).to(tl.float64)
     below = tl.where(some, below, 0.0)
-    raw_entropy = tl.sum(below, 0) * 0.0 + float("nan")
+    raw_norm = tl.sum(below, 0) * 0.0 + float("nan")
+    raw_entropy = raw_norm
     if RAW:
         s0 = tl.load(at + 2 * TILES, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
         s1 = tl.load(at + 3 * TILES, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
         c = tl.exp(below)
-        norm = tl.sum(c * s0, 0)
-        raw_entropy = tl.maximum(tl.log(norm) - tl.sum(c * (s1 + below * s0), 0) / norm, 0.0)
+        raw_norm = tl.sum(c * s0, 0)
+        mean = tl.sum(c * (s1 + below * s0), 0) / raw_norm
+        raw_entropy = tl.maximum(tl.log(raw_norm) - mean, 0.0)
     d = below * inverse.to(tl.float64)
     c = tl.exp(d)
     s0 = tl.load(at + 4 * TILES, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float64)
@@ -290,7 +297,7 @@ def row_stage(
     entropy = tl.where(cold, 0.0, entropy)
     varentropy = tl.where(cold, 0.0, varentropy)
     live = tl.where(valid, live, 0.0).to(tl.int32)
-    return valid, live, peak, norm, log_norm, entropy, varentropy, raw_entropy
+    return valid, live, peak, norm, log_norm, entropy, varentropy, raw_norm, raw_entropy
 
 
 @triton.jit

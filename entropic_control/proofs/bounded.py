@@ -8,6 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from entropic_control.controllers import PITemperature
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.temperature import PIState
 from entropic_control.proofs.claim import TRIALS, Claim
 from entropic_control.proofs.rollout import rollout
 
@@ -21,7 +23,9 @@ class Bounded(Claim):
         "for any sequence of readings, ln T stays in its bounds, F[H] in [0, ln vocab], and every "
         "command differs from the last by no more than the step bound"
     )
-    source: ClassVar[str] = "an average stays between what it averages; the clip acts on the integrator"
+    source: ClassVar[str] = (
+        "an average stays between what it averages; the clip acts on the integrator"
+    )
 
     controller: PITemperature
     vocab: int
@@ -59,18 +63,19 @@ class Bounded(Claim):
         after = loops._replace(state=state).step(h_new, v).state
         return self._outside(after, u)
 
-    def _outside(self, state: object, before: np.ndarray) -> list[str]:
+    def _outside(self, state: PIState, before: Array) -> list[str]:
         faults = []
         named = (
-            ("ln T", state.log_temperature, self.log_temperature),  # type: ignore[attr-defined]
-            ("F[H]", state.entropy, self.filtered),  # type: ignore[attr-defined]
-            ("the error", state.error, self.error),  # type: ignore[attr-defined]
-            ("the step of ln T", state.log_temperature - before, (-self.step, self.step)),  # type: ignore[attr-defined]
+            ("ln T", state.log_temperature, self.log_temperature),
+            ("F[H]", state.entropy, self.filtered),
+            ("the error", state.error, self.error),
+            ("the step of ln T", state.log_temperature - before, (-self.step, self.step)),
         )
         for name, values, (low, high) in named:
             if values.min() < low - 1e-9 or values.max() > high + 1e-9:
                 faults.append(
-                    f"{name} reaches [{values.min():.6g}, {values.max():.6g}], outside [{low:.6g}, {high:.6g}]"
+                    f"{name} reaches [{values.min():.6g}, {values.max():.6g}], outside "
+                    f"[{low:.6g}, {high:.6g}]"
                 )
         return faults
 
@@ -80,7 +85,11 @@ class Bounded(Claim):
         loops = rollout(self.controller, trials)
         top = np.log(self.vocab)
         for _ in range(60):
-            h = np.where(rng.random(trials) < 0.5, rng.integers(2, size=trials) * top, rng.random(trials) * top)
+            h = np.where(
+                rng.random(trials) < 0.5,
+                rng.integers(2, size=trials) * top,
+                rng.random(trials) * top,
+            )
             v = np.where(rng.random(trials) < 0.4, 0.0, np.exp(rng.uniform(-5, 3.4, trials)))
             before = loops.state.log_temperature
             loops = loops.step(h, v)

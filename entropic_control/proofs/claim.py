@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -83,16 +83,29 @@ class Certificate:
         What is certified, in words.
     claims : sequence of Claim
         All of them; the certificate holds when each does.
+    notes : sequence of str
+        Parts that no claim covers, in words.
+    trials : int
+        Cases that each claim's falsifier tries; 0 leaves it at the checks.
     """
 
-    def __init__(self, subject: str, claims: tuple[Claim, ...]) -> None:
+    def __init__(
+        self, subject: str, claims: Sequence[Claim], notes: Sequence[str] = (), trials: int = 0
+    ) -> None:
         self.subject = subject
-        self.claims = claims
+        self.claims = tuple(claims)
+        self.notes = tuple(notes)
+        self.trials = trials
+        self.counterexamples: dict[str, str] = {}
+        for claim in self.claims if trials else ():
+            found = claim.falsify(trials)
+            if found is not None:
+                self.counterexamples[claim.name] = found
 
     @property
     def holds(self) -> bool:
-        """Whether every claim holds."""
-        return all(claim.holds for claim in self.claims)
+        """Whether every claim holds and no falsifier found a counterexample."""
+        return all(claim.holds for claim in self.claims) and not self.counterexamples
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -114,20 +127,33 @@ class Certificate:
 
     def __str__(self) -> str:
         count = sum(claim.holds for claim in self.claims)
-        head = f"{self.subject}: {count} of {len(self.claims)} claims hold"
-        assumed = [f"  - {assumption}" for assumption in self.assumptions]
-        return "\n".join([head, *map(str, self.claims), "rests on:", *assumed])
+        lines = [
+            f"{self.subject}: {count} of {len(self.claims)} claims hold",
+            *map(str, self.claims),
+        ]
+        lines += [
+            f"counterexample to {name}: {found}" for name, found in self.counterexamples.items()
+        ]
+        if self.trials and not self.counterexamples:
+            lines.append(f"no counterexample in {self.trials} trials of each claim")
+        lines += ["rests on:", *(f"  - {assumption}" for assumption in self.assumptions)]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole certificate as JSON can hold it; figures that are not finite become strings."""
+        return {
+            "subject": self.subject,
+            "holds": self.holds,
+            "claims": [_claim_dict(claim) for claim in self.claims],
+            "trials": self.trials,
+            "counterexamples": self.counterexamples,
+            "notes": list(self.notes),
+        }
 
     def to_json(self) -> str:
-        """The whole certificate as JSON; infinite figures become the strings 'inf', 'nan'."""
-        return json.dumps(
-            {
-                "subject": self.subject,
-                "holds": self.holds,
-                "claims": [_claim_dict(claim) for claim in self.claims],
-            },
-            indent=2,
-        )
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2)
 
 
 def _claim_dict(claim: Claim) -> dict[str, Any]:

@@ -13,7 +13,13 @@ from entropic_control.controllers.base import Array
 from entropic_control.proofs.circle import circle_gain
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.loop import closed_loop, open_loop
-from entropic_control.proofs.quadratic import common_quadratic, fastest, growth, least_feasible
+from entropic_control.proofs.quadratic import (
+    common_quadratic,
+    fastest,
+    growth,
+    least_feasible,
+    quadratic_form,
+)
 from entropic_control.proofs.rollout import Rollout, centres, rollout, target_of
 
 
@@ -44,7 +50,10 @@ class FastGain(Claim):
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         return (
-            Assumption("the entropy moves with ln T by a slope between two token gains (mean value)"),
+            Assumption("the controller is its linearization, its bounds aside"),
+            Assumption(
+                "the entropy moves with ln T by a slope between two token gains (mean value)"
+            ),
             Assumption("the temperature that meets the target lies within the bounds"),
         )
 
@@ -58,7 +67,9 @@ class FastGain(Claim):
             "factor left on kp and ki": self.clipped / self.high,
         }
         if self.P is not None:
-            rate = float(growth(self.P, vertices(self.controller, self.delay, self.low, self.high)).max())
+            rate = float(
+                growth(self.P, vertices(self.controller, self.delay, self.low, self.high)).max()
+            )
             figures["contraction per token"] = rate
         return figures
 
@@ -78,9 +89,13 @@ class FastGain(Claim):
         family = partial(vertices, self.controller, self.delay, self.low, clips=(1.0,))
         if np.isfinite(self.circle):
             if common_quadratic(family(max(0.98 * self.circle, self.low))) is None:
-                faults.append(f"no P exists at 98 % of the circle criterion's gain {self.circle:.4g}")
+                faults.append(
+                    f"no P exists at 98 % of the circle criterion's gain {self.circle:.4g}"
+                )
             if common_quadratic(family(1.02 * self.circle)) is not None:
-                faults.append(f"a P exists at 102 % of the circle criterion's gain {self.circle:.4g}")
+                faults.append(
+                    f"a P exists at 102 % of the circle criterion's gain {self.circle:.4g}"
+                )
         return faults
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
@@ -151,7 +166,7 @@ class _Tracked(NamedTuple):
         newest = 0 if self.command is None else 1
         chain = [u - self.centre for u in self.real.queue[::-1][newest:]]
         x = np.column_stack([self.internal, *chain])
-        return np.asarray(np.einsum("ri,ij,rj->r", x, P, x))
+        return quadratic_form(P, x)
 
 
 def fast_gain(

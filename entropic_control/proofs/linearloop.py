@@ -50,7 +50,6 @@ class LinearLoop(Claim):
     def assumptions(self) -> tuple[Assumption, ...]:
         return (
             Assumption("small deviations about a point whose gain stays the same for many tokens"),
-            Assumption(f"a command takes effect {self.delay} token(s) after its measurement"),
         )
 
     @property
@@ -84,7 +83,9 @@ class LinearLoop(Claim):
             ]
         faults = []
         if not m.stable:
-            faults.append("the margins say unstable where every eigenvalue is inside the unit circle")
+            faults.append(
+                "the margins say unstable where every eigenvalue is inside the unit circle"
+            )
         if abs(max(radii) - m.pole_radius) > 1e-6:
             faults.append(f"the largest |pole| is {max(radii):.6g}, not {m.pole_radius:.6g}")
         if np.isfinite(m.gain_margin):

@@ -111,7 +111,9 @@ class ClosedLoop(NamedTuple):
     """Row of the state that is the command itself (a velocity form keeps its integral there)."""
 
 
-def closed_loop(controller: Linear, gain: float = 1.0, delay: int = 1, clip: float = 1.0) -> ClosedLoop:
+def closed_loop(
+    controller: Linear, gain: float = 1.0, delay: int = 1, clip: float = 1.0
+) -> ClosedLoop:
     """The closed loop as a state matrix, affine in `gain` and in `clip` each.
 
     Parameters

@@ -242,7 +242,7 @@ def _disk_and_peak(loop: Loop) -> tuple[float, float]:
         return np.asarray(2 * np.abs(1 + value) / np.maximum(np.abs(1 - value), 1e-300))
 
     def distance(omega: Array) -> Array:
-        return np.abs(1 + loop.at(omega))
+        return np.asarray(np.abs(1 + loop.at(omega)))
 
     grid = frequencies(loop)
     return _minimum(disk, grid), 1.0 / _minimum(distance, grid)

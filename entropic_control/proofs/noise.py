@@ -13,7 +13,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.errors import TraceError
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.loop import closed_loop
-from entropic_control.proofs.rollout import rollout
+from entropic_control.proofs.rollout import replay, rollout
 from entropic_control.proofs.signals import Signals
 
 ORDER = 20
@@ -75,7 +75,8 @@ class NoiseResponse(Claim):
             verdict = max(self.errors) <= TOLERANCE
         return (
             Assumption(
-                f"the plant is linear enough: prediction within {TOLERANCE:.0%} of the trace", verdict
+                f"the plant is linear enough: prediction within {TOLERANCE:.0%} of the trace",
+                verdict,
             ),
         )
 
@@ -104,7 +105,9 @@ class NoiseResponse(Claim):
         A, b = driven(self.controller, self.gain, self.disturbance, self.delay)
         radius = float(np.abs(np.linalg.eigvals(A)).max())
         if radius >= 1:
-            return [f"there is no stationary spread: the loop with its noise has |pole| {radius:.4g}"]
+            return [
+                f"there is no stationary spread: the loop with its noise has |pole| {radius:.4g}"
+            ]
         x, total = b * self.disturbance.std, np.zeros(2)
         for _ in range(int(np.ceil(12 / (1 - radius)))):
             total += x[:2] ** 2
@@ -131,9 +134,10 @@ class NoiseResponse(Claim):
         for _ in range(800):
             noise = memory * noise + std * rng.normal(size=trials)
             loops = loops.step(c.target + gain * (loops.in_force - centre) + noise, gain)
-        squares = np.column_stack(
-            [loops.state.entropy - c.target, loops.state.log_temperature - centre]
-        ) ** 2
+        squares = (
+            np.column_stack([loops.state.entropy - c.target, loops.state.log_temperature - centre])
+            ** 2
+        )
         ratio = squares / variance
         groups = np.array_split(ratio[np.argsort(gain)], 5)
         for group in groups:
@@ -216,13 +220,16 @@ def measure(controller: PITemperature, trace: list[Signals]) -> Spread:
     """The spread of the filtered entropy and of ln T over a trace, each request's start left out."""
     filtered, commands = [], []
     for one in trace:
-        loops, start = rollout(controller, 1), min(WARM_UP, len(one.entropy) // 2)
-        for t, (h, v) in enumerate(zip(one.entropy, one.varentropy, strict=True)):
-            loops = loops.step(np.array([h]), np.array([v]))
-            if t >= start:
-                filtered.append(loops.state.entropy[0])
-                commands.append(one.log_temperature[t])
+        start = min(WARM_UP, len(one.entropy) // 2)
+        aim = controller.target if one.target is None else one.target
+        filtered += (measure_path(controller, one) - aim)[start:].tolist()
+        commands += one.log_temperature[start:].tolist()
     return Spread(float(np.std(filtered)), float(np.std(commands)))
+
+
+def measure_path(controller: PITemperature, one: Signals) -> Array:
+    """The filtered entropy of a recorded request as the controller's own filter has it, nats."""
+    return np.array([after.state.entropy[0] for _, after in replay(controller, one)])
 
 
 def noise_response(

@@ -31,7 +31,7 @@ def common_quadratic(matrices: Sequence[Array], iterations: int = 20_000) -> Arr
     x, size = np.zeros(len(basis)), np.eye(len(basis))
     identity = np.eye(n) / n
     for _ in range(iterations):
-        P = identity + np.tensordot(x, basis, 1)
+        P: Array = identity + np.tensordot(x, basis, 1)
         cut, excess = _violation(P, stack)
         if cut is None:
             return P
@@ -97,6 +97,11 @@ def _traceless(n: int) -> Array:
     return np.array(basis).reshape(len(basis), n, n)
 
 
+def quadratic_form(P: Array, x: Array) -> Array:
+    """x' P x of every row of x, shape (rows,)."""
+    return np.asarray(np.einsum("ri,ij,rj->r", x, P, x))
+
+
 def growth(P: Array, matrices: Sequence[Array] | Array) -> Array:
     """The factor by which each matrix can stretch the norm sqrt(x' P x), shape (matrices,)."""
     root = np.linalg.cholesky(P).T
@@ -104,7 +109,9 @@ def growth(P: Array, matrices: Sequence[Array] | Array) -> Array:
     return np.asarray(np.linalg.norm(moved, 2, axis=(1, 2)))
 
 
-def least_feasible(holds: Callable[[float], bool], low: float, high: float, rel: float = 1e-3) -> float:
+def least_feasible(
+    holds: Callable[[float], bool], low: float, high: float, rel: float = 1e-3
+) -> float:
     """The edge between failing at `low` and holding at `high`, by bisection on the logarithm."""
     if holds(low):
         return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from entropic_control.controllers import PITemperature, TemperatureController
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import reading
+from entropic_control.proofs.signals import Signals
 
 
 class Rollout(NamedTuple):
@@ -31,17 +33,33 @@ class Rollout(NamedTuple):
         return Rollout(self.controller, state, (*self.queue[1:], np.log(temperature)))
 
 
-def rollout(controller: TemperatureController, rows: int, delay: int = 1) -> Rollout:
-    """`rows` fresh loops."""
-    state = controller.init(rows)
+def rollout(
+    controller: TemperatureController, rows: int, delay: int = 1, **overrides: float
+) -> Rollout:
+    """`rows` fresh loops, with per-request settings as in `init`."""
+    state = controller.init(rows, **overrides)
     first = np.log(controller.command(state).temperature)
     return Rollout(controller, state, (first,) * delay)
+
+
+def replay(
+    controller: TemperatureController, one: Signals, delay: int = 1
+) -> Iterator[tuple[Rollout, Rollout]]:
+    """The real controller over a recorded request: before and after every token."""
+    aim = {"target": one.target} if one.target and "target" in controller.overridable else {}
+    loops = rollout(controller, 1, delay, **aim)
+    for h, v in zip(one.entropy, one.varentropy, strict=True):
+        after = loops.step(np.array([h]), np.array([v]))
+        yield loops, after
+        loops = after
 
 
 def centres(controller: TemperatureController, rows: int, rng: np.random.Generator) -> Array:
     """ln T at which each row's plant meets the target: anywhere inside the bounds, on them as well."""
     low, high = getattr(controller, "bounds", (0.1, 2.0))
-    return np.clip(rng.uniform(np.log(low) - 0.3, np.log(high) + 0.3, rows), np.log(low), np.log(high))
+    return np.clip(
+        rng.uniform(np.log(low) - 0.3, np.log(high) + 0.3, rows), np.log(low), np.log(high)
+    )
 
 
 def target_of(controller: TemperatureController) -> float:

@@ -21,8 +21,14 @@ from entropic_control.controllers.base import Array
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.fastgain import decrease
 from entropic_control.proofs.loop import closed_loop
-from entropic_control.proofs.quadratic import common_quadratic, fastest, growth, least_feasible
-from entropic_control.proofs.rollout import Rollout, centres, rollout
+from entropic_control.proofs.quadratic import (
+    common_quadratic,
+    fastest,
+    growth,
+    least_feasible,
+    quadratic_form,
+)
+from entropic_control.proofs.rollout import Rollout, centres, replay, rollout
 from entropic_control.proofs.signals import Signals
 
 
@@ -48,6 +54,8 @@ class ScheduledGain(Claim):
     P: Array | None
     least_share: float
     """Smallest share for which a P exists."""
+    factor: float
+    """Largest factor on kp and ki for which a P exists at this share."""
     drift: float | None
     """Mean of ln ||A||_P over the tokens of a trace: below 0, the loop contracts on that text, calm
     tokens included."""
@@ -66,7 +74,11 @@ class ScheduledGain(Claim):
 
     @property
     def figures(self) -> dict[str, float]:
-        figures = {"share": self.share, "least provable share": self.least_share}
+        figures = {
+            "share": self.share,
+            "least provable share": self.least_share,
+            "factor left on kp and ki": self.factor,
+        }
         if self.P is not None:
             figures["contraction per token"] = float(growth(self.P, self._vertices()).max())
         if self.drift is not None:
@@ -79,7 +91,12 @@ class ScheduledGain(Claim):
             return [
                 f"no common Lyapunov function exists for kp {self.controller.kp:g}, ki "
                 f"{self.controller.ki:g} with a delay of {self.delay}: the least provable share is "
-                f"{self.least_share:.3g}, above the {self.share:.3g} asked for; lower kp and ki"
+                f"{self.least_share:.3g}, above the {self.share:.3g} asked for; "
+                + (
+                    f"multiply kp and ki by {self.factor:.3g}"
+                    if self.factor
+                    else "lower ki against kp"
+                )
             ]
         faults = decrease(self.P, self._vertices())
         error = self._model_error()
@@ -104,7 +121,8 @@ class ScheduledGain(Claim):
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """An adversary picks each token's varentropy and slope against the real `update`."""
-        if self.P is None:
+        P = self.P
+        if P is None:
             return "there is no P to test"
         rng = np.random.default_rng(seed)
         c = self.controller
@@ -113,26 +131,31 @@ class ScheduledGain(Claim):
         for _ in range(10):
             v = np.exp(rng.uniform(-3, 3.4, trials))
             loops = loops.step(c.target + rng.normal(0, 1, trials) * v, v)
-        size = self._size(loops, centre)
+        size = quadratic_form(P, self._state(loops, centre))
         for token in range(50):
             options = []
             for ratio in (self.mismatch[0], self.mismatch[1]):
                 for extreme in (0.0, 1.0):
                     v = self._varentropy(loops, rng, trials, extreme)
                     options.append(loops.step(c.target + ratio * v * (loops.in_force - centre), v))
-            sizes = np.array([self._size(option, centre) for option in options])
+            sizes = np.array([quadratic_form(P, self._state(option, centre)) for option in options])
             worst = int(np.argmax((sizes / np.maximum(size, 1e-300)).max(axis=1)))
             before, size, loops = size, sizes[worst], options[worst]
             if np.any(size > before * (1 + 1e-9) + 1e-12):
                 return f"x' P x grew from {before[np.argmax(size - before)]:.6g} at token {token}"
         return None
 
-    def _varentropy(self, loops: Rollout, rng: np.random.Generator, rows: int, extreme: float) -> Array:
+    def _varentropy(
+        self, loops: Rollout, rng: np.random.Generator, rows: int, extreme: float
+    ) -> Array:
         """Varentropies that respect the share: at its edge or far above it, some in between."""
         c = self.controller
         # V >= s max(F', v_min) with F' = (1 - filter) F + filter V.
         least = np.maximum(
-            self.share * (1 - c.filter) * loops.state.varentropy / max(1 - self.share * c.filter, 1e-12),
+            self.share
+            * (1 - c.filter)
+            * loops.state.varentropy
+            / max(1 - self.share * c.filter, 1e-12),
             self.share * c.v_min,
         )
         spread = np.where(rng.random(rows) < 0.5, extreme, rng.random(rows))
@@ -141,10 +164,6 @@ class ScheduledGain(Claim):
     def _state(self, loops: Rollout, centre: Array) -> Array:
         """Scaled errors, then commands from new to old, shape (rows, 1 + delay)."""
         return np.column_stack([-loops.state.error, *(u - centre for u in loops.queue[::-1])])
-
-    def _size(self, loops: Rollout, centre: Array) -> Array:
-        x = self._state(loops, centre)
-        return np.asarray(np.einsum("ri,ij,rj->r", x, self.P, x))
 
     def _vertices(self) -> list[Array]:
         return vertices(self.controller, self.delay, self.share, self.mismatch)
@@ -159,15 +178,23 @@ def scheduled_gain(
 ) -> ScheduledGain:
     """Find P, the least share, and the mean contraction on a trace where there is one."""
     P = fastest(vertices(controller, delay, share, mismatch))
-    holds = partial(_holds, controller, delay, mismatch)
+    most = (1 - 1e-6) / controller.filter
     least = np.inf
-    if holds(1 / controller.filter * (1 - 1e-6)):
-        least = least_feasible(holds, 1e-3, 1 / controller.filter * (1 - 1e-6), 0.01)
+    if _holds(controller, delay, mismatch, most):
+        least = least_feasible(partial(_holds, controller, delay, mismatch), 1e-3, most, 0.01)
+
+    def scaled(inverse: float) -> bool:
+        changed = controller.replace(kp=controller.kp / inverse, ki=controller.ki / inverse)
+        return _holds(changed, delay, mismatch, share)
+
+    factor = 1 / least_feasible(scaled, 1e-2, 1e3, 0.01) if scaled(1e3) else 0.0
     drift = None if trace is None else mean_log_growth(controller, delay, trace)
-    return ScheduledGain(controller, delay, share, mismatch, P, least, drift)
+    return ScheduledGain(controller, delay, share, mismatch, P, least, factor, drift)
 
 
-def _holds(controller: PITemperature, delay: int, mismatch: tuple[float, float], share: float) -> bool:
+def _holds(
+    controller: PITemperature, delay: int, mismatch: tuple[float, float], share: float
+) -> bool:
     return common_quadratic(vertices(controller, delay, share, mismatch)) is not None
 
 
@@ -230,17 +257,15 @@ def mean_log_growth(controller: PITemperature, delay: int, trace: list[Signals])
         L[np.diag_indices(n)] = np.exp(np.diag(L))
         return float(np.log(np.max([growth(L @ L.T, A) for A in tokens], axis=0)).mean())
 
-    best = minimize(mean, np.zeros(len(lower[0])), method="Nelder-Mead", options={"maxiter": 60 * n})
+    best = minimize(
+        mean, np.zeros(len(lower[0])), method="Nelder-Mead", options={"maxiter": 60 * n}
+    )
     return float(best.fun)
 
 
 def coefficients(controller: PITemperature, one: Signals) -> tuple[Array, Array]:
     """m and b of every token of a request, from what the real controller's filter makes of it."""
-    loops, divisors = rollout(controller, 1), []
-    for h, v in zip(one.entropy, one.varentropy, strict=True):
-        divisors.append(loops.state.varentropy)
-        loops = loops.step(np.array([h]), np.array([v]))
-    divisors.append(loops.state.varentropy)
-    d = controller.divisor(np.concatenate(divisors))
+    pairs = [(b.state.varentropy[0], a.state.varentropy[0]) for b, a in replay(controller, one)]
+    before, after = controller.divisor(np.array(pairs)).T
     a = controller.filter
-    return (1 - a) * d[:-1] / d[1:], a * one.varentropy / d[1:]
+    return (1 - a) * before / after, a * one.varentropy / after

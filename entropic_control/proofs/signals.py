@@ -23,6 +23,8 @@ class Signals(NamedTuple):
     """Nats^2."""
     log_temperature: Array
     """u = ln T in force."""
+    target: float | None = None
+    """H* of the request, nats, where the trace has one."""
 
 
 def signals(source: str | Path | Mapping[str, ArrayLike]) -> list[Signals]:
@@ -32,7 +34,7 @@ def signals(source: str | Path | Mapping[str, ArrayLike]) -> list[Signals]:
     ----------
     source : path or mapping
         A run directory with a `trace.jsonl`, or columns: entropy, temperature, and optionally
-        varentropy, request and token.
+        varentropy, request, token and target.
 
     Raises
     ------
@@ -54,15 +56,21 @@ def signals(source: str | Path | Mapping[str, ArrayLike]) -> list[Signals]:
     )
     request = np.asarray(columns.get("request", np.zeros(entropy.size)))
     token = np.asarray(columns.get("token", np.arange(entropy.size)))
-    for name, column in (("entropy", entropy), ("temperature", temperature), ("varentropy", varentropy)):
+    for name, column in (
+        ("entropy", entropy),
+        ("temperature", temperature),
+        ("varentropy", varentropy),
+    ):
         _refuse_nan(name, column, request, token)
     if not (temperature > 0).all():
         raise TraceError("the trace holds a temperature of 0 (greedy): ln T does not exist there")
+    target = np.asarray(columns.get("target", np.full(entropy.size, np.nan)), float)
     found = []
     for name in dict.fromkeys(request.tolist()):
         rows = np.flatnonzero(request == name)
         rows = rows[np.argsort(token[rows], kind="stable")]
-        found.append(Signals(entropy[rows], varentropy[rows], np.log(temperature[rows])))
+        aim = None if np.isnan(target[rows[0]]) else float(target[rows[0]])
+        found.append(Signals(entropy[rows], varentropy[rows], np.log(temperature[rows]), aim))
     return found
 
 
@@ -89,7 +97,7 @@ def _read(directory: Path) -> dict[str, ArrayLike]:
         lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise TraceError(f"no trace at {str(path)!r}: {error.strerror}") from None
-    wanted = ("request", "token", "entropy", "varentropy", "temperature")
+    wanted = ("request", "token", "entropy", "varentropy", "temperature", "target")
     try:
         rows = [json.loads(line) for line in lines]
     except json.JSONDecodeError as error:

@@ -47,7 +47,9 @@ class VarentropyGain(Claim):
         row = np.log(self.attaining())
         attained = moments(row, 1.0).varentropy
         if abs(attained - self.bound) > 1e-9 * max(self.bound, 1.0):
-            faults.append(f"the distribution has V = {attained:.6g}, not the bound {self.bound:.6g}")
+            faults.append(
+                f"the distribution has V = {attained:.6g}, not the bound {self.bound:.6g}"
+            )
         base = np.log(self.vocab - 1) ** 2 / 4
         if self.vocab > 2 and not base < self.bound < base + 1:
             faults.append(f"V_max {self.bound:.6g} lies outside ({base:.6g}, {base + 1:.6g})")

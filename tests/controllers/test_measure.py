@@ -66,6 +66,13 @@ def test_readings_match_the_oracle(dtype: Any) -> None:
     assert np.isnan(found.surprisal).all()
 
 
+def kept_of(measured: Any, row: int, vocab: int = 800) -> Array:
+    """The tokens that can be drawn, found by their surprisals."""
+    count = len(measured.supports)
+    every = [measured.completed([token] * count).surprisal[row] for token in range(vocab)]
+    return np.isfinite(every)
+
+
 def test_a_list_of_rows_is_as_good_as_an_array() -> None:
     logits = rows_of(3).astype(np.float32)
     one, other = plain(logits, 0.7).reading, plain(list(logits), 0.7).reading
@@ -131,7 +138,7 @@ def test_case_3_cold_rows_are_greedy_through_every_cut(truncation: Any, temperat
 def test_draws_come_from_the_realized_distribution(truncation: Any) -> None:
     logits = rows_of(1, 60)
     measured = plain(logits, 0.8, truncation)
-    kept = np.isfinite(measured.rows[0])
+    kept = kept_of(measured, 0, 60)
     p, entropy, _ = oracle(np.where(kept, logits[0], -INF), 0.8)
     assert_allclose(measured.reading.realized_entropy, entropy, rtol=1e-9)
     count = 8000
@@ -149,16 +156,19 @@ def test_draws_come_from_the_realized_distribution(truncation: Any) -> None:
     assert abs(np.mean(surprisals) - entropy) < 0.05
 
 
-def test_case_8_truncation_before_the_temperature_is_part_of_what_is_measured() -> None:
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+def test_case_8_truncation_before_the_temperature_is_part_of_what_is_measured(
+    temperature: float,
+) -> None:
     logits = rows_of(3)
-    found = plain(logits, 1.5, TopP(p=0.9, place="before")).reading
+    found = plain(logits, temperature, TopP(p=0.9, place="before")).reading
     for row in range(3):
         p, raw, _ = oracle(logits[row])
         order = np.argsort(-p)
         nucleus = order[: np.searchsorted(np.cumsum(p[order]), 0.9) + 1]
         cut = np.full(800, -INF)
         cut[nucleus] = logits[row, nucleus]
-        _, entropy, varentropy = oracle(cut, 1.5)
+        _, entropy, varentropy = oracle(cut, temperature)
         assert_allclose(found.entropy[row], entropy)
         assert_allclose(found.varentropy[row], varentropy)
         assert_allclose(found.raw_entropy[row], raw)
@@ -208,9 +218,8 @@ def test_max_surprisal_cuts_after_everything_else() -> None:
     logits = rows_of(2)
     limits = np.array([2.0, INF])
     found = plain(logits, 0.9, TopK(k=50), max_surprisal=limits)
-    p, _, _ = oracle(found.rows[1], 0.9)
-    assert (p > 0).sum() == 50
-    kept = np.isfinite(found.rows[0])
+    assert kept_of(found, 1).sum() == 50
+    kept = kept_of(found, 0)
     cut = np.full(800, -INF)
     top = np.argsort(-logits[0])[:50]
     cut[top] = logits[0, top]
@@ -219,6 +228,16 @@ def test_max_surprisal_cuts_after_everything_else() -> None:
     assert_allclose(found.reading.entropy[0], entropy)
     assert found.reading.realized_entropy[0] < found.reading.entropy[0]
     assert found.reading.realized_entropy[1] == found.reading.entropy[1]
+
+
+def test_a_token_that_was_cut_off_has_infinite_surprisal() -> None:
+    logits = np.array([[3.0, 1.0, 2.0, 0.0, -INF]])
+    for cut in (TopK(k=2), TopK(k=2, place="after")):
+        measured = plain(logits, 1.0, cut)
+        found = [float(measured.completed([token]).surprisal[0]) for token in range(5)]
+        p = np.exp([3.0, 2.0]) / np.exp([3.0, 2.0]).sum()
+        assert_allclose(found, [-np.log(p[0]), INF, -np.log(p[1]), INF, INF])
+        assert {measured.draw(0, u) for u in np.linspace(0, 0.999, 50)} == {0, 2}
 
 
 def test_estimators_are_used_at_the_measuring_point() -> None:
@@ -253,7 +272,7 @@ def test_feed_forward_kinds_see_the_logits_at_the_measuring_point(truncation: An
     seen = truncated_before(logits, truncation)
     again = plain(seen, 0.7).reading
     found = plain(logits, 0.7, truncation).reading
-    assert_array_equal(again.entropy, found.entropy)
+    assert_allclose(again.entropy, found.entropy, rtol=1e-6)
     assert_array_equal(again.live, found.live)
 
 

@@ -142,6 +142,15 @@ def test_short_prompts_run_before_a_long_one_and_before_low_gain_decoding() -> N
     assert found.reason == "prompts: best gain per cost"
 
 
+def test_decoding_goes_on_while_a_prompt_is_worth_less() -> None:
+    policy = EntropicPriority()
+    state = state_of(policy, np.array([0.02, 2.0, 2.0]))
+    columns = {"prompt_left": [8000, 0, 0], "cells": [0, 100, 100], "decode_left": [2, 100, 100]}
+    found = policy.plan(state, candidates(3, **columns), COST, Limits(0, 64))
+    assert sorted(found.rows.tolist()) == [1, 2]
+    assert found.reason == "decoding set: best gain per cost"
+
+
 @EVERY
 def test_case_19_a_hundred_identical_requests_have_one_order(policy: Any) -> None:
     n = 100

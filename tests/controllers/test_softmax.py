@@ -159,6 +159,16 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
     assert stats.chisquare(observed, expected).pvalue > 1e-3
 
 
+def test_draws_at_the_edges_of_blocks() -> None:
+    flat = np.zeros(1024, np.float32)
+    of = moments(flat, 1.0)
+    assert [draw(flat, of, q / 1024) for q in range(1024)] == list(range(1024))
+    masked = np.full(1024, -INF, np.float32)
+    masked[[600, 700]] = 0.0
+    of = moments(masked, 1.0)
+    assert [draw(masked, of, q) for q in (0.0, 0.49, 0.5, 1 - 2**-53)] == [600, 600, 700, 700]
+
+
 @given(logit_rows, st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1e-3, 1.0, 3.0]))
 def test_draw_is_the_quantile_and_never_a_masked_token(
     row: list[float], quantile: float, temperature: float

@@ -192,6 +192,21 @@ def test_exact_on_rows_where_newton_alone_fails() -> None:
     assert controller.solve(row, 6.95, 1.0) == 100.0
 
 
+def test_exact_converges_on_rows_of_every_shape() -> None:
+    rng = np.random.default_rng(0)
+    controller = ExactTemperature(bounds=(0.02, 50.0), tolerance=1e-5)
+    for _ in range(150):
+        target, last = float(rng.uniform(0.001, 6)), float(np.exp(rng.uniform(-4, 4)))
+        for row in (
+            rng.standard_normal(200) * rng.uniform(0.1, 30),
+            rng.standard_cauchy(200) * rng.uniform(0.1, 5),
+            np.repeat(rng.uniform(-80, 80, 4), rng.integers(1, 60)),
+        ):
+            entropy = moments(row, controller.solve(row, target, last)).entropy
+            least, most = moments(row, 0.02).entropy, moments(row, 50.0).entropy
+            assert abs(entropy - np.clip(target, least, most)) < 1.1e-5
+
+
 def test_exact_says_when_it_is_at_a_bound() -> None:
     controller = ExactTemperature(bounds=(0.2, 3.0))
     state = controller.init(3, target=[0.001, 1.5, 20.0])

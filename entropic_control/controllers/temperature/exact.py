@@ -50,14 +50,12 @@ class ExactTemperature(FeedForward):
     def solve(self, row: Array, setting: float, last: float) -> float:
         """Newton's steps from `last`, kept inside a bracket that H, rising in u, makes possible.
 
-        A step that leaves the bracket tries the bound there, once, and bisects afterwards; so does
-        one that follows less than a halving of the error.
+        A step that leaves the bracket tries the temperature bound there, once, and bisects after.
         """
         bottom, top = (float(u) for u in np.log(self.bounds))
         low, high = bottom, top
         untried = {bottom, top}
         u = float(np.log(np.clip(last, *self.bounds)))
-        before = np.inf
         for _ in range(_PASSES):
             of = moments(row, float(np.exp(u)))
             error = setting - of.entropy
@@ -67,8 +65,7 @@ class ExactTemperature(FeedForward):
             low, high = (u, high) if error > 0 else (low, u)
             bound = top if error > 0 else bottom
             step = u + error / of.varentropy if of.varentropy > 0 else bound
-            slow, before = abs(error) > before / 2, abs(error)
-            if low < step < high and not slow:
+            if low < step < high:
                 u = step
             elif bound in untried:
                 u = bound

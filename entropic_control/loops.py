@@ -1,0 +1,119 @@
+"""The controllers of a configuration at work on sequences: fresh states, one step of every loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from entropic_control.config import Config
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.measure import measure, truncated_before
+from entropic_control.controllers.priority import fall
+from entropic_control.controllers.pruning import BLOCK
+from entropic_control.controllers.sampling import uniform
+from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.state import split, stack
+from entropic_control.controllers.temperature import Command, FixedTemperature
+from entropic_control.sequence import Sequence as Work
+
+
+class Sampled(NamedTuple):
+    """What one step measured, commanded and drew, by row."""
+
+    tokens: list[int]
+    """Token ids; -1 where the row was no distribution."""
+    reading: Reading
+    command: Command
+    """What the tokens were drawn under."""
+    commanded: Array
+    """The temperature for the next step."""
+    state: Any
+    """The temperature states after the step."""
+
+
+class Loops:
+    """The temperature, priority and pruning loops of a configuration.
+
+    Parameters
+    ----------
+    config : Config
+        Whose controllers they are.
+    dry_run : bool
+        Update every controller, but sample at the temperature the controller starts from.
+    """
+
+    def __init__(self, config: Config, *, dry_run: bool = False) -> None:
+        self.config = config
+        start = getattr(config.temperature, "start", 1.0)
+        self._observed = FixedTemperature(temperature=start) if dry_run else None
+
+    def enter(self, work: Work) -> None:
+        """Give a sequence fresh states, with its own settings where it has any."""
+        work.temperature = self.config.temperature.init(1, **work.request.temperature)
+        work.priority = self.config.priority.init(1)
+        work.pruning = self.config.pruning.init(1)
+        pruning, expected = self.config.pruning, len(work.prompt) + work.limit
+        work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
+
+    def step(self, works: Sequence[Work], logits: list[Array]) -> Sampled:
+        """Measure each row, draw its token, and update its controllers.
+
+        A row that is no distribution draws no token and moves no state.
+        """
+        config, count = self.config, len(works)
+        state = stack([work.temperature for work in works])
+        command = self._command(state, logits)
+        measured = measure(logits, command, config.estimator, config.truncation)
+        valid = measured.reading.valid.tolist()
+        tokens = [
+            measured.draw(row, uniform(work.seed, len(work.tokens))) if valid[row] else -1
+            for row, work in enumerate(works)
+        ]
+        reading = measured.completed(tokens)
+        commanded, state = config.temperature.update(state, reading)
+        _, priority = config.priority.update(stack([w.priority for w in works]), reading)
+        prunable, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
+        states = zip(
+            split(state, count), split(priority, count), split(pruning, count), strict=True
+        )
+        for row, (work, own) in enumerate(zip(works, states, strict=True)):
+            work.temperature, work.priority, work.pruning = own
+            work.prunable = bool(prunable[row])
+        return Sampled(tokens, reading, command, commanded, state)
+
+    def _command(self, state: Any, logits: list[Array]) -> Command:
+        if self._observed is not None:
+            return self._observed.command(self._observed.init(len(logits)))
+        temperature = self.config.temperature
+        if not temperature.reads_logits:
+            return temperature.command(state)
+        return temperature.command(state, truncated_before(logits, self.config.truncation))
+
+    def columns(self, works: Sequence[Work], sampled: Sampled) -> dict[str, Any]:
+        """The trace columns of a step, before its tokens are accounted."""
+        temperature, reading = self.config.temperature, sampled.reading
+        targets = temperature.targets(sampled.state)
+        before = np.array([work.raw_entropy for work in works])
+        return {
+            "request": [work.number for work in works],
+            "token": [len(work.tokens) for work in works],
+            "token_id": sampled.tokens,
+            "temperature": sampled.command.temperature,
+            "commanded": sampled.commanded,
+            "entropy": reading.entropy,
+            "varentropy": reading.varentropy,
+            "raw_entropy": reading.raw_entropy,
+            "realized_entropy": reading.realized_entropy,
+            "lower": reading.lower,
+            "upper": reading.upper,
+            "tail_mass": reading.tail_mass,
+            "live": reading.live,
+            "surprisal": reading.surprisal,
+            "target": np.nan if targets is None else targets,
+            "saturated": temperature.saturated(sampled.state),
+            "feasible": temperature.feasible(sampled.state, reading.live),
+            "cells": [work.ledger.cells for work in works],
+            "tau": [work.tau for work in works] + fall(before, reading.raw_entropy),
+        }

@@ -1,0 +1,138 @@
+"""A small queue around the real scheduler: requests arrive, wait, are served by its plans and leave."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from entropic_control.controllers import EntropicPriority, Priority
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.priority import Candidates, FlowState, Limits, Plan
+
+
+class PaddedCost(NamedTuple):
+    """Seconds of a step on an engine that pads attention to the longest row, and of a prompt."""
+
+    step: float = 0.004
+    row: float = 0.002
+    cell: float = 2e-6
+    """Per row and cell of the longest row."""
+    token: float = 0.001
+    """Per prompt token."""
+
+    def decode(self, rows: Array, longest: Array) -> Array:
+        return np.asarray(self.step + rows * (self.row + self.cell * longest))
+
+    def prefill(self, tokens: Array, cells: Array) -> Array:
+        return np.asarray(tokens * (self.token + self.cell * (cells + tokens / 2)))
+
+
+class Queue:
+    """Live requests by column, in order of arrival.
+
+    Parameters
+    ----------
+    priority : Priority
+        The policy under test; its real `plan` decides every step.
+    cost : PaddedCost
+    slots, step_tokens : int
+        As the engine's limits.
+    """
+
+    def __init__(
+        self, priority: Priority, cost: PaddedCost, slots: int = 1 << 20, step_tokens: int = 64
+    ) -> None:
+        self.priority, self.cost, self.slots, self.step_tokens = priority, cost, slots, step_tokens
+        self.arrival = self.waited = self.prompt = self.decode = self.cells = np.zeros(0, np.int64)
+        self.seated = np.zeros(0, bool)
+        self.flow = np.zeros(0)
+        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+    def admit(self, prompt: int, decode: int, flow: float = 0.5, cells: int = 0) -> None:
+        """A request arrives; with `cells` it is seated already and decoding."""
+        for name, value in (
+            ("arrival", self.count),
+            ("waited", 0),
+            ("prompt", prompt),
+            ("decode", decode),
+            ("cells", cells),
+            ("seated", cells > 0),
+            ("flow", flow),
+        ):
+            setattr(self, name, np.append(getattr(self, name), value))
+        self.count += 1
+
+    def candidates(self) -> Candidates:
+        """What the policy sees."""
+        never = np.full(len(self), np.inf)
+        return Candidates(
+            self.arrival, self.waited, self.prompt, self.decode, self.cells, never, self.seated
+        )
+
+    def plan(self) -> Plan:
+        """The policy's next step."""
+        state: Any = self.priority.init(len(self))
+        if isinstance(state, FlowState):
+            state = FlowState(np.ones(len(self)), self.flow)
+        limits = Limits(self.slots - int(self.seated.sum()), self.step_tokens)
+        return self.priority.plan(state, self.candidates(), self.cost, limits)
+
+    def seconds(self, plan: Plan) -> float:
+        """What the step costs."""
+        prompts = self.prompt[plan.rows] > 0
+        rows = plan.rows[~prompts]
+        total = float(self.cost.prefill(plan.tokens[prompts], self.cells[plan.rows[prompts]]).sum())
+        if len(rows):
+            total += float(self.cost.decode(np.array(len(rows)), self.cells[rows].max()))
+        return total
+
+    def step(self) -> tuple[Plan, float]:
+        """Plan and serve one step; the finished leave. Returns the plan and its seconds."""
+        plan = self.plan()
+        seconds = self.seconds(plan)
+        rows, tokens = plan.rows, plan.tokens
+        prompts = self.prompt[rows] > 0
+        self.waited = self.waited + 1
+        self.waited[rows] = 0
+        self.seated[rows] = True
+        self.cells = self.cells.copy()
+        self.cells[rows] += tokens
+        self.prompt = self.prompt.copy()
+        self.prompt[rows[prompts]] -= tokens[prompts]
+        self.decode = self.decode.copy()
+        self.decode[rows[~prompts]] -= 1
+        self._keep((self.prompt > 0) | (self.decode > 0))
+        return plan, seconds
+
+    def _keep(self, mask: Array) -> None:
+        for name in ("arrival", "waited", "prompt", "decode", "cells", "seated", "flow"):
+            setattr(self, name, getattr(self, name)[mask])
+
+
+def solo(cost: PaddedCost, prompt: Array, decode: Array, cells: Array) -> float:
+    """Seconds that requests, arrays of shape (n,), would still take served one by one."""
+    length = cells + prompt
+    # Row by row over a decode: the sum of cost.decode(1, length + i), i below decode.
+    middle = length + (decode - 1) / 2
+    steps = decode * cost.decode(np.ones_like(middle), middle)
+    return float(cost.prefill(prompt, cells).sum() + steps.sum())
+
+
+def random_queue(rng: np.random.Generator, priority: EntropicPriority, most: int = 6) -> Queue:
+    """A queue in the middle of its work: some decode, some wait, some have waited too long."""
+    n = int(rng.integers(1, most + 1))
+    queue = Queue(priority, PaddedCost(), step_tokens=int(rng.choice([1, 4, 64])))
+    for _ in range(n):
+        decoding = rng.random() < 0.6
+        queue.admit(
+            prompt=0 if decoding else int(rng.integers(1, 200)),
+            decode=int(rng.integers(1, 100)),
+            flow=float(np.exp(rng.uniform(-4, 1))),
+            cells=int(rng.integers(1, 4000)) if decoding else 0,
+        )
+    queue.waited = rng.integers(0, 2 * priority.patience, n)
+    return queue

@@ -1,0 +1,56 @@
+"""Carrying out what a pruning controller decides: evict, keep the ledger true, compact when it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from entropic_control.backends.base import Backend
+from entropic_control.controllers.pruning import Pruning
+from entropic_control.sequence import Sequence as Work
+
+Note = Callable[..., Any]
+"""Takes what happened, the sequence, and details."""
+
+
+def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
+    """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
+    if work.slot is None or work.prompt_left or not work.prunable:
+        return
+    if not pruning.due(work.ledger.blocks, work.ledger.length):
+        return
+    before = work.ledger.cells
+    for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
+        if not backend.evict(work.slot, start, stop):
+            note("refused", work, start=start, stop=stop)
+            break
+        work.ledger.drop(start, stop)
+    compacted = _compact_if_it_pays(work, backend)
+    kept = work.ledger.cells
+    note("pruned", work, cells=before - kept, kept=kept, compacted=compacted)
+
+
+def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
+    """Note, once, what `prune` would do."""
+    if work.prompt_left or not pruning.due(work.ledger.blocks, work.ledger.length):
+        return
+    runs = work.ledger.runs(pruning.keep(work.ledger.view()))
+    if not work.observed:
+        work.observed = True
+        note("would_prune", work, cells=sum(stop - start for start, stop in runs))
+
+
+def _compact_if_it_pays(work: Work, backend: Backend) -> bool:
+    """Holes cost attention time until they are closed; closing them costs a swap."""
+    assert work.slot is not None
+    cost, cells = backend.cost, work.ledger.cells
+    one, extent = np.ones(1), np.array([backend.extent(work.slot)])
+    saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])
+    if saved * work.decode_left <= 2 * cost.swap(cells):
+        return False
+    began = backend.now()
+    backend.compact(work.slot)
+    cost.observe_swap(cells, backend.now() - began)
+    return True

@@ -1,0 +1,119 @@
+"""Who sits where: slots and KV cells of the backend, and who gives way when they run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from entropic_control.backends.base import Backend
+from entropic_control.controllers.pruning import BLOCK
+from entropic_control.sequence import Sequence as Work
+
+Share = tuple[Work, int]
+"""A sequence and the tokens a step gives it."""
+
+
+class Seating(NamedTuple):
+    """What of a plan can run now."""
+
+    shares: list[Share]
+    starved: Work | None = None
+    """The plan's first, if it cannot run even with everything else out of the way."""
+
+
+class Seats:
+    """The slots of a backend.
+
+    Parameters
+    ----------
+    backend : Backend
+        Whose slots they are.
+    preempted : function
+        Called with each sequence that had to give way, and why.
+    """
+
+    def __init__(self, backend: Backend, preempted: Callable[[Work, str], None]) -> None:
+        self._backend = backend
+        self._preempted = preempted
+        self._free = list(range(backend.capabilities.slots))
+
+    @property
+    def free(self) -> int:
+        """Number of free slots."""
+        return len(self._free)
+
+    def take(self, plan: Sequence[Share], order: Callable[[], list[Work]], reason: str) -> Seating:
+        """Seat a plan.
+
+        The first of the plan always goes ahead: where cells or slots are short, others are preempted
+        for it from the end of the order, so that something finishes whatever the rest needs. The rest
+        of the plan gets what is left.
+
+        Parameters
+        ----------
+        plan : sequence of (sequence, tokens)
+            What should run, the most important first.
+        order : function
+            Gives all live sequences from first to last; asked only when something is short.
+        reason : str
+            Why the plan was made; goes into the explanation of a preemption.
+        """
+        needs = sum(self._missing(work, tokens) for work, tokens in plan)
+        seats = sum(work.slot is None for work, _ in plan)
+        shares = list(plan)
+        if needs > self._backend.room() or seats > self.free:
+            first, wanted = plan[0]
+            gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
+            if not self._fits(first, 1):
+                return Seating([], starved=first)
+            shares = self._what_fits([share for share in plan if share[0] not in gone])
+        for work, _ in shares:
+            if work.slot is None:
+                self._seat(work)
+        return Seating(shares)
+
+    def leave(self, work: Work) -> None:
+        """Free the slot of a sequence, if it has one."""
+        if work.slot is not None:
+            self._backend.release(work.slot)
+            self._free = sorted([*self._free, work.slot])
+            work.slot = None
+
+    def _clear_for(self, first: Work, tokens: int, order: list[Work], reason: str) -> list[Work]:
+        gone: list[Work] = []
+        others = [work for work in order if work.slot is not None and work is not first]
+        while others and self._backend.capabilities.can_swap and not self._fits(first, tokens):
+            work = others.pop()
+            assert work.slot is not None
+            work.swapped = self._backend.save(work.slot) if work.ledger.length else None
+            self.leave(work)
+            work.preemptions += 1
+            self._preempted(work, f"made room for {first.id}: {reason}")
+            gone.append(work)
+        return gone
+
+    def _what_fits(self, plan: Sequence[Share]) -> list[Share]:
+        shares: list[Share] = []
+        room, seats = self._backend.room(), self.free
+        for work, tokens in plan:
+            fits = min(tokens, room - self._missing(work, 0))
+            if fits < 1 or (work.slot is None and not seats):
+                continue
+            shares.append((work, fits))
+            room -= self._missing(work, fits)
+            seats -= work.slot is None
+        return shares
+
+    def _seat(self, work: Work) -> None:
+        work.slot = self._free.pop(0)
+        if work.swapped is not None:
+            self._backend.restore(work.slot, work.swapped)
+            work.swapped = None
+
+    def _missing(self, work: Work, tokens: int) -> int:
+        """KV cells it takes to run `tokens` tokens of a sequence."""
+        return tokens + (work.ledger.cells if work.slot is None else 0)
+
+    def _fits(self, work: Work, tokens: int) -> bool:
+        seated = work.slot is not None or self.free > 0
+        return seated and self._missing(work, tokens) <= self._backend.room()
