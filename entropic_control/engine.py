@@ -389,13 +389,17 @@ class Engine:
             **self._loops.columns(works, sampled),
         )
         tau = 0.0
-        entropies = sampled.reading.raw_entropy.tolist()
-        for work, token, entropy in zip(works, sampled.tokens, entropies, strict=True):
+        entropies, passed = sampled.reading.raw_entropy.tolist(), sampled.passed.tolist()
+        for work, token, entropy, nats in zip(
+            works, sampled.tokens, entropies, passed, strict=True
+        ):
             if token < 0:
                 reason = "the model gave no usable distribution (all masked, NaN or +inf)"
                 self._fail(work, LogitsError(work.id, reason), events)
                 continue
-            tau += work.advance(entropy)
+            work.raw_entropy = entropy
+            work.tau += nats
+            tau += nats
             self._take(work, token, events)
         return tau
 

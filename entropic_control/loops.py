@@ -31,6 +31,8 @@ class Sampled(NamedTuple):
     """The temperature for the next step."""
     state: Any
     """The temperature states after the step."""
+    passed: Array
+    """Entropic time of the step, nats."""
 
 
 class Loops:
@@ -81,7 +83,9 @@ class Loops:
         for row, (work, own) in enumerate(zip(works, states, strict=True)):
             work.temperature, work.priority, work.pruning = own
             work.prunable = bool(prunable[row])
-        return Sampled(tokens, reading, command, commanded, state)
+        before = np.array([work.raw_entropy for work in works])
+        passed = fall(before, reading.raw_entropy)
+        return Sampled(tokens, reading, command, commanded, state, passed)
 
     def _command(self, state: Any, logits: list[Array]) -> Command:
         if self._observed is not None:
@@ -95,7 +99,6 @@ class Loops:
         """The trace columns of a step, before its tokens are accounted."""
         temperature, reading = self.config.temperature, sampled.reading
         targets = temperature.targets(sampled.state)
-        before = np.array([work.raw_entropy for work in works])
         return {
             "request": [work.number for work in works],
             "token": [len(work.tokens) for work in works],
@@ -115,5 +118,5 @@ class Loops:
             "saturated": temperature.saturated(sampled.state),
             "feasible": temperature.feasible(sampled.state, reading.live),
             "cells": [work.ledger.cells for work in works],
-            "tau": [work.tau for work in works] + fall(before, reading.raw_entropy),
+            "tau": [work.tau for work in works] + sampled.passed,
         }

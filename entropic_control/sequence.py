@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.priority import fall
 from entropic_control.ledger import Ledger
 from entropic_control.request import FinishReason, Request
 from entropic_control.text import TextStream
@@ -81,13 +80,6 @@ class Sequence:
         if self.request.deadline is None:
             return float("inf")
         return self.arrived + self.request.deadline
-
-    def advance(self, raw_entropy: float) -> float:
-        """Take in a step's raw entropy, nats; returns the entropic time that passed, nats."""
-        passed = float(fall(np.array(self.raw_entropy), np.array(raw_entropy)))
-        self.raw_entropy = raw_entropy
-        self.tau += passed
-        return passed
 
     def upcoming(self, count: int) -> Array:
         """The next `count` tokens to feed: of the prompt, or the last sampled one."""

@@ -109,7 +109,7 @@ class CostModel:
         """
         features = shape.features()
         predicted = float(features @ self.weights)
-        if predicted <= 0 or not np.isfinite(seconds):
+        if predicted <= 0 or seconds <= 0 or not np.isfinite(seconds):
             return
         if self.observed >= self._REFIT:
             seconds = min(seconds, self._OUTLIER * predicted)

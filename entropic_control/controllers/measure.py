@@ -13,6 +13,7 @@ from entropic_control.controllers.signals import Distribution, Reading
 from entropic_control.controllers.softmax import (
     Moments,
     draw,
+    extremes,
     invalid,
     moments,
     surprisal,
@@ -119,18 +120,19 @@ def measure(
     live = np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
     supports: list[Support | None] = []
-    temperatures = np.broadcast_to(command.temperature, (count,)).tolist()
+    temperatures = command.temperature.tolist()
     for index, temperature in enumerate(temperatures):
         row = working_precision(logits[index])
-        if invalid(row):
+        ends = extremes(row)
+        if not ends.valid:
             supports.append(None)
             continue
-        raw = moments(row, 1.0)
+        raw = moments(row, 1.0, ends, spread=temperature == 1.0)
         support = Support(row, None, raw)
         if early:
             support = support.cut(truncation.keep(row, raw), temperature)
         if support.moments is raw and temperature != 1.0:
-            support = Support(row, None, moments(row, temperature))
+            support = Support(row, None, moments(row, temperature, ends))
         at = support.moments
         estimate = estimator.estimate(support.logits, at)
         if late:

@@ -40,16 +40,28 @@ def rows_of(state: tuple[Any, ...]) -> int:
 
 def stack(states: Sequence[S]) -> S:
     """Join states of single sequences into one state of many rows, in order."""
+    first = states[0]
     if len(states) == 1:
-        return states[0]
-    return map_leaves(lambda *parts: np.concatenate(parts), *states)
+        return first
+    parts = zip(*states, strict=True)
+    return type(first)(
+        *(stack(part) if isinstance(part[0], tuple) else np.concatenate(part) for part in parts)
+    )
 
 
 def split(state: S, rows: int) -> list[S]:
     """Undo `stack`: one single-row state for each of the `rows` rows."""
     if rows == 1:
         return [state]
-    return [take(state, slice(row, row + 1)) for row in range(rows)]
+    columns = [
+        split(leaf, rows)
+        if isinstance(leaf, tuple)
+        else [leaf[row : row + 1] for row in range(rows)]
+        for leaf in state
+    ]
+    if not columns:
+        return [state] * rows
+    return [type(state)(*parts) for parts in zip(*columns, strict=True)]
 
 
 def take(state: S, rows: slice | NDArray[np.intp]) -> S:

@@ -94,9 +94,9 @@ def _row_variants(
     }  # fmt: skip
     yield Variant(
         f"entropy {name}", entropy.entropy_kernel, rows, {**tiles, "RAW": True},
-        entropy.options(tiles["RUNS"]),
+        entropy.OPTIONS,
     )  # fmt: skip
-    yield Variant(f"top_k {name}", top_k.top_k_kernel, rows, tiles, top_k.options(tiles["RUNS"]))
+    yield Variant(f"top_k {name}", top_k.top_k_kernel, rows, tiles, top_k.OPTIONS)
     sampling = {
         **rows, "seeds": "*i64", "steps": "*i64", "token_out": "*i32", "runs": "*fp32",
         **dict.fromkeys(("kp", "ki", "smoothing", "low", "high", "v_min"), "fp32"),
@@ -111,7 +111,7 @@ def _row_variants(
             {**tiles, "NR": padded_runs, "CONTROL": control, "SCHEDULE": True, "TRUNCATE": truncate,
              "BEFORE": place == "before", "RAW": True,
              **{pointer: None for pointer, wanted in used.items() if not wanted}},
-            control_sample.options(tiles["RUNS"]),
+            control_sample.options(tiles["RUNS"], truncate),
         )  # fmt: skip
 
 

@@ -49,9 +49,11 @@ _GREEDY = tl.constexpr(GREEDY)
 _INF = tl.constexpr(float("inf"))
 
 
-def options(runs: int) -> dict[str, int]:
+def options(runs: int, truncate: bool) -> dict[str, int]:
     """Launch options for tiles of `runs` runs."""
-    return {"num_warps": 8 if runs >= 16 else 4}
+    warps = {"num_warps": 8 if runs >= 16 else 4}
+    # Without a limit of its own the assembler saves registers for more occupancy, and spills.
+    return {**warps, "maxnreg": 128} if truncate else warps
 
 
 class PIGains(NamedTuple):
@@ -193,7 +195,7 @@ def control_sample(
                 NR=tiling.padded_runs, CONTROL=gains is not None,
                 SCHEDULE=loop.schedule == "varentropy", TRUNCATE=truncation is not None,
                 BEFORE=early, RAW=raw or early,
-                **options(tiling.runs),
+                **options(tiling.runs, truncation is not None),
             )  # fmt: skip
     return Sampled(*(token, *out, live, valid, next_state))
 

@@ -27,10 +27,7 @@ from entropic_control.kernels.rows import (
     tile_stage,
 )
 
-
-def options(_runs: int) -> dict[str, int]:
-    """Launch options for tiles of any number of runs."""
-    return {"num_warps": 4}
+OPTIONS = {"num_warps": 4}
 
 
 def entropy(
@@ -84,7 +81,7 @@ def entropy(
                 logits, temperature, out, live, valid, space.stats, space.tickets,
                 vocab, logits.stride(0), rows,
                 TILES=space.tiling.tiles, RUNS=space.tiling.runs, NT=space.tiling.padded_tiles,
-                RAW=raw, **options(space.tiling.runs),
+                RAW=raw, **OPTIONS,
             )  # fmt: skip
     return RowMoments(*(*out, live, valid))
 

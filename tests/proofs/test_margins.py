@@ -1,6 +1,7 @@
 """Margins against closed forms, bisection on closed-loop poles, and python-control where it is right."""
 
 import warnings
+from dataclasses import astuple
 
 import control
 import numpy as np
@@ -56,21 +57,19 @@ def random_loop(rng: np.random.Generator) -> Loop:
 
 def bisected(loop: Loop) -> float:
     """The gain at which the largest closed-loop pole crosses the unit circle, searched from 1 up."""
+    shifted = np.concatenate([loop.den, np.zeros(loop.delay)])
 
     def unstable(k: float) -> bool:
-        shifted = np.concatenate([loop.den, np.zeros(loop.delay)])
-        companion = control.tf(loop.num, shifted, dt=1)
-        poles = np.roots(np.polyadd(companion.den[0][0], k * companion.num[0][0]))
-        return bool(np.abs(poles).max() >= 1)
+        return bool(np.abs(np.roots(np.polyadd(shifted, k * loop.num))).max() >= 1)
 
     if unstable(1.0):
         return 0.0
-    low, high = 1.0, 1.05
+    low, high = 1.0, 1.1
     while not unstable(high):
-        low, high = high, high * 1.05
+        low, high = high, high * 1.1
         if high > 1e7:
             return np.inf
-    for _ in range(60):
+    for _ in range(40):
         middle = 0.5 * (low + high)
         low, high = (low, middle) if unstable(middle) else (middle, high)
     return low
@@ -110,18 +109,18 @@ def test_unstable_loops_get_the_factor_that_stabilises_them() -> None:
 def test_phase_and_disk_margins_equal_python_control() -> None:
     rng = np.random.default_rng(7)
     seen = 0
-    while seen < 25:
+    while seen < 12:
         loop = random_loop(rng)
         found = loop_margins(loop)
         if not found.stable or not np.isfinite(found.phase_margin):
             continue
         seen += 1
-        omega = np.geomspace(1e-4, np.pi, 4000)
+        omega = np.geomspace(1e-3, np.pi, 800)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             disk = control.disk_margins(state_space(loop), omega)[0]
+            theirs = control.stability_margins(state_space(loop))[1]
         assert found.disk_margin == pytest.approx(float(disk), rel=2e-2)
-        theirs = control.stability_margins(state_space(loop))[1]
         if np.isfinite(theirs):
             assert found.phase_margin == pytest.approx(theirs, abs=1e-3)
 
@@ -147,7 +146,8 @@ def test_worst_case_over_a_range_is_no_better_than_any_gain_in_it() -> None:
 
 def test_schedule_gives_every_model_the_same_margins() -> None:
     controller = PITemperature()
-    assert margins(controller, 2.0) == margins(controller, 30.0)
+    tame, wild = margins(controller, 2.0), margins(controller, 30.0)
+    assert astuple(tame) == pytest.approx(astuple(wild))
 
 
 @pytest.mark.parametrize("gain", [(-1.0, 2.0), (3.0, 2.0), (1.0, float("inf"))])

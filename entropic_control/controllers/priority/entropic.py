@@ -14,6 +14,7 @@ from entropic_control.controllers.priority.base import (
     Limits,
     Plan,
     Priority,
+    alone,
     eligible,
     fill,
 )
@@ -78,6 +79,8 @@ class EntropicPriority(Priority):
         return job.gain / job.cost
 
     def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
+        if len(candidates.arrival) == 1:
+            return alone(candidates, limits)
         job = self._jobs(state, candidates, cost)
         index = job.gain / job.cost
         order = np.lexsort((candidates.arrival, -index))

@@ -35,9 +35,7 @@ def flow_update(state: FlowState, reading: Reading, filter: float, floor: float)
     """The flow after a reading; raw entropies, so that the temperature cannot inflate it."""
     entropy = floored(reading.raw_entropy, floor)
     drop = fall(state.entropy, entropy)
-    flow = np.where(
-        np.isnan(state.entropy), state.flow, state.flow + filter * (drop - state.flow)
-    )
+    flow = np.where(np.isnan(state.entropy), state.flow, state.flow + filter * (drop - state.flow))
     dtype = state.flow.dtype
     new = FlowState(entropy.astype(dtype, copy=False), flow.astype(dtype, copy=False))
     return choose(reading.valid, new, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -87,6 +88,11 @@ class PITemperature(TemperatureController):
             raise ValueError(f"start {self.start:g} lies outside the bounds {low:g}, {high:g}")
         return self
 
+    @property
+    def log_bounds(self) -> tuple[float, float]:
+        """The temperature limits as u = ln T."""
+        return math.log(self.bounds[0]), math.log(self.bounds[1])
+
     def init(self, rows: int = 1, *, dtype: Any = np.float64, **overrides: ArrayLike) -> PIState:
         self.check_overrides(overrides)
         target = self.overridden(rows, dtype, overrides, "target")
@@ -105,9 +111,9 @@ class PITemperature(TemperatureController):
         h = state.entropy + self.filter * (reading.entropy - state.entropy)
         v = state.varentropy + self.filter * (reading.varentropy - state.varentropy)
         error = (state.target - h) / self.divisor(v)
-        low, high = np.log(self.bounds)
+        low, high = self.log_bounds
         u = state.log_temperature + self.kp * (error - state.error) + self.ki * error
-        new = PIState(np.clip(u, low, high), h, v, error, state.target)
+        new = PIState(np.minimum(np.maximum(u, low), high), h, v, error, state.target)
         informative = reading.valid & self.feasible(state, reading.live)
         state = choose(informative, _like(new, state), state)
         return np.exp(state.log_temperature), state
@@ -143,7 +149,7 @@ class PITemperature(TemperatureController):
         return state.target
 
     def saturated(self, state: PIState) -> Array:
-        low, high = np.log(self.bounds)
+        low, high = self.log_bounds
         u = state.log_temperature
         return np.where(u >= high, 1, np.where(u <= low, -1, 0))
 
