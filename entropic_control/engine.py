@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from entropic_control import persistence
 from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
 from entropic_control.backends.cost import Shape
-from entropic_control.config import Config
+from entropic_control.config import Config, describe
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority import Candidates, FirstCome, Limits
 from entropic_control.controllers.state import stack
@@ -23,6 +25,7 @@ from entropic_control.errors import (
     DecodeError,
     EngineBusy,
     LogitsError,
+    ModelError,
     NoRoom,
     PromptError,
     RequestError,
@@ -31,7 +34,7 @@ from entropic_control.loops import Loops
 from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
-from entropic_control.seats import Seats, Share
+from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import Trace
 
@@ -71,12 +74,16 @@ class Engine:
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._order = FirstCome() if dry_run else config.priority
-        self._check_capabilities()
+        try:
+            self._check_capabilities()
+        except CapabilityError:
+            if backend is None:
+                self.backend.close()
+            raise
 
     def _check_capabilities(self) -> None:
         able, pruning = self.backend.capabilities, self.config.pruning
         if pruning.prunes and not able.can_evict:
-            self.backend.close()
             raise CapabilityError(
                 f"backend '{able.name}' cannot evict parts of this model's KV cache, so "
                 f"pruning '{pruning.kind}' cannot run on it: set pruning to 'none'"
@@ -98,12 +105,16 @@ class Engine:
             return self._submit(request)
 
     def _submit(self, request: Request | Prompt) -> str:
-        if not isinstance(request, Request):
-            request = Request.model_validate({"prompt": request})
-        defaults = self.config.generation
         number = len(self.trace.names)
+        name = self._free_name(number)
+        if not isinstance(request, Request):
+            try:
+                request = Request.model_validate({"prompt": request})
+            except ValidationError as error:
+                raise PromptError(name, describe(error, "the prompt")) from None
+        defaults = self.config.generation
         request = request.replace(
-            id=request.id or str(number),
+            id=request.id or name,
             max_tokens=request.max_tokens or defaults.max_tokens,
             seed=defaults.seed + number if request.seed is None else request.seed,
             stop=defaults.stop if request.stop is None else request.stop,
@@ -112,6 +123,10 @@ class Engine:
         work.arrived = self.backend.now() + request.arrive
         self._queue(work)
         return work.id
+
+    def _free_name(self, number: int) -> str:
+        """The name of a request that has none: its number, or the next one that nobody chose."""
+        return next(name for name in map(str, count(number)) if name not in self.trace.names)
 
     def prepare(self, request: Request, prompt: Array) -> Work:
         """A sequence with fresh controller states, for a request with every field set.
@@ -156,12 +171,17 @@ class Engine:
     def _tokens_of(self, name: str, prompt: Prompt) -> Array:
         if isinstance(prompt, str) and not prompt.strip():
             raise PromptError(name, "the prompt is empty")
-        tokens = self.backend.encode(prompt)
-        vocab = self.backend.capabilities.vocab
+        outside = f"token ids must lie between 0 and {self.backend.capabilities.vocab - 1}"
+        try:
+            tokens = self.backend.encode(prompt)
+        except ModelError as error:
+            raise PromptError(name, str(error)) from error
+        except OverflowError:
+            raise PromptError(name, outside) from None
         if not len(tokens):
             raise PromptError(name, "the prompt is empty")
-        if tokens.min() < 0 or tokens.max() >= vocab:
-            raise PromptError(name, f"token ids must lie between 0 and {vocab - 1}")
+        if tokens.min() < 0 or tokens.max() >= self.backend.capabilities.vocab:
+            raise PromptError(name, outside)
         return tokens
 
     def cancel(self, request: str) -> None:
@@ -203,7 +223,13 @@ class Engine:
             yield from self.step()
 
     def run(self, requests: Iterable[Request | Prompt] = ()) -> Report:
-        """Submit requests, run everything to its end, and report."""
+        """Submit requests, run everything to its end, and report on it.
+
+        An idle engine forgets earlier runs first, so that the report is of this one and memory does
+        not grow with the number of runs.
+        """
+        if self.idle:
+            self.forget()
         for _ in self.stream(requests):
             pass
         return self.report()
@@ -214,6 +240,21 @@ class Engine:
         now = [(w.ledger.length, len(w.prompt) + w.limit) for w in self.unfinished]
         past = sum(w.ledger.length for w in self.done)
         return past + sum(n for n, _ in now), past + sum(n for _, n in now)
+
+    def forget(self) -> None:
+        """Drop the finished requests and the trace; ids may be used again.
+
+        Raises
+        ------
+        EngineBusy
+            If requests are unfinished: their rows in the trace would lose their names.
+        """
+        if not self.idle:
+            raise EngineBusy(
+                "requests are unfinished: run or cancel them before forgetting the rest"
+            )
+        self.done = []
+        self.trace = Trace()
 
     def report(self) -> Report:
         """What was done so far."""
@@ -236,14 +277,14 @@ class Engine:
         self._admit(events)
         if not self._live:
             return events
-        chosen = self._schedule(events)
-        if not chosen:
+        seating = self._schedule(events)
+        if not seating.shares:
             return events
-        results, engine_seconds = self._forward(chosen, events)
+        results, engine_seconds = self._forward(seating.shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
         tau = self._sample(results, events)
         self._prune()
-        self._record_step(clock, shape, engine_seconds, tau)
+        self._record_step(clock, shape, engine_seconds, tau, seating.reason)
         self._step_number += 1
         return events
 
@@ -270,11 +311,12 @@ class Engine:
             work = self._coming.pop(0)
             work.served = self._step_number
             self._live.append(work)
-        for work in [w for w in self._live + self._coming if w.id in self._cancelled]:
-            self._finish(work, "cancelled", events)
+        for name in tuple(self._cancelled):  # another thread may add to it meanwhile
+            self._cancelled.discard(name)
+            for work in [w for w in self._live + self._coming if w.id == name]:
+                self._finish(work, "cancelled", events)
         for work in [w for w in self._live if now >= w.deadline]:
             self._finish(work, "deadline", events)
-        self._cancelled.clear()
 
     def _candidates(self, live: Sequence[Work]) -> Candidates:
         now = self.backend.now()
@@ -295,7 +337,7 @@ class Engine:
         )
         return Candidates(number, waited, prompt, decode, cells, slack, seated)
 
-    def _schedule(self, events: list[Event]) -> list[Share]:
+    def _schedule(self, events: list[Event]) -> Seating:
         """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
         live, cost = self._live, self.backend.cost
         candidates = self._candidates(live)
@@ -313,9 +355,11 @@ class Engine:
         )
         if seating.starved is not None:
             work = seating.starved
-            error = NoRoom(1, f"request {work.id!r} needs more KV cells than the backend has")
+            error = NoRoom(
+                1, f"no KV cells are left for request {work.id!r}, and no other can give way"
+            )
             self._fail(work, error, events)
-        return seating.shares
+        return seating
 
     def _preempted(self, work: Work, reason: str) -> None:
         self._note("preempted", work, reason=reason, cells_kept=work.ledger.cells)
@@ -452,7 +496,9 @@ class Engine:
     def _note(self, what: str, work: Work, **details: Any) -> None:
         self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)
 
-    def _record_step(self, clock: float, shape: Shape, engine_seconds: float, tau: float) -> None:
+    def _record_step(
+        self, clock: float, shape: Shape, engine_seconds: float, tau: float, reason: str
+    ) -> None:
         predicted = self.backend.cost.predict(shape)
         self.backend.cost.observe(shape, engine_seconds)
         self.trace.steps.append(
@@ -465,6 +511,7 @@ class Engine:
             cells=sum(w.ledger.cells for w in self._live if w.slot is not None),
             waiting=sum(w.slot is None for w in self._live),
             tau=tau,
+            reason=reason,
             **shape._asdict(),
         )
 

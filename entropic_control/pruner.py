@@ -27,8 +27,10 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
             note("refused", work, start=start, stop=stop)
             break
         work.ledger.drop(start, stop)
-    compacted = _compact_if_it_pays(work, backend)
     kept = work.ledger.cells
+    if kept == before:
+        return
+    compacted = _compact_if_it_pays(work, backend)
     note("pruned", work, cells=before - kept, kept=kept, compacted=compacted)
 
 

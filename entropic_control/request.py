@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from entropic_control.controllers.base import Strict
 
@@ -44,6 +44,16 @@ class Request(Strict):
     deadline: float | None = Field(None, gt=0)
     arrive: float = Field(0.0, ge=0)
     temperature: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_turns(
+        cls, prompt: str | list[dict[str, str]] | list[int]
+    ) -> str | list[dict[str, str]] | list[int]:
+        for turn in prompt:
+            if isinstance(turn, dict) and not {"role", "content"} <= turn.keys():
+                raise ValueError("every chat turn needs a 'role' and a 'content'")
+        return prompt
 
 
 @dataclass(frozen=True, slots=True)

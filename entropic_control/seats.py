@@ -17,8 +17,10 @@ class Seating(NamedTuple):
     """What of a plan can run now."""
 
     shares: list[Share]
+    reason: str
+    """Why the plan was made."""
     starved: Work | None = None
-    """The plan's first, if it cannot run even with everything else out of the way."""
+    """The plan's first, if it can never run, or if nothing can."""
 
 
 class Seats:
@@ -45,9 +47,9 @@ class Seats:
     def take(self, plan: Sequence[Share], order: Callable[[], list[Work]], reason: str) -> Seating:
         """Seat a plan.
 
-        The first of the plan always goes ahead: where cells or slots are short, others are preempted
-        for it from the end of the order, so that something finishes whatever the rest needs. The rest
-        of the plan gets what is left.
+        The first of the plan goes ahead: where cells or slots are short, others are preempted for it
+        from the end of the order, so that something finishes whatever the rest needs. The rest of the
+        plan gets what is left. Where the backend cannot swap, the first waits for cells instead.
 
         Parameters
         ----------
@@ -64,13 +66,19 @@ class Seats:
         if needs > self._backend.room() or seats > self.free:
             first, wanted = plan[0]
             gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
-            if not self._fits(first, 1):
-                return Seating([], starved=first)
+            fits = self._fits(first, 1)
+            if not fits and self._backend.capabilities.can_swap:
+                return Seating([], reason, starved=first)
             shares = self._what_fits([share for share in plan if share[0] not in gone])
+            if not shares and not fits:
+                # Nobody can give way: whoever holds a slot goes on, until cells come free.
+                shares = self._what_fits([(work, 1) for work in order() if work.slot is not None])
+            if not shares:
+                return Seating([], reason, starved=first)
         for work, _ in shares:
             if work.slot is None:
                 self._seat(work)
-        return Seating(shares)
+        return Seating(shares, reason)
 
     def leave(self, work: Work) -> None:
         """Free the slot of a sequence, if it has one."""

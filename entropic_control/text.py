@@ -38,10 +38,12 @@ class TextStream:
     def _release(self, last: bool) -> str:
         if self.stopped:
             return ""
-        found = [at for at in map(self._waiting.find, self._stop) if at >= 0]
+        starts = ((self._waiting.find(text), text) for text in self._stop)
+        found = [(at + len(text), at) for at, text in starts if at >= 0]
         if found:
+            # The one that is complete first, so that it does not matter how the bytes were split.
             self.stopped = True
-            return self._show(min(found))
+            return self._show(min(found)[1])
         return self._show(len(self._waiting) - (0 if last else self._undecided()))
 
     def _show(self, size: int) -> str:

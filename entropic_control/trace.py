@@ -53,8 +53,9 @@ STEP_COLUMNS: dict[str, str] = {
     "cells": "i8",
     "waiting": "i4",
     "tau": "f8",
+    "reason": "U48",
 }
-"""One row a step. `forward` is the engine's own time, `seconds` the whole step, both in seconds."""
+"""One row a step. `reason` is the scheduler's, `forward` is the engine's own time, `seconds` the whole step, both in seconds."""
 
 
 class Table:
@@ -70,7 +71,7 @@ class Table:
     def append(self, rows: int, /, **values: Any) -> None:
         """Add `rows` rows; each value is an array of that length, or a scalar."""
         stop = self._size + rows
-        if stop > len(next(iter(self._columns.values()))):
+        while stop > len(next(iter(self._columns.values()))):
             for name, column in self._columns.items():
                 self._columns[name] = np.concatenate([column, np.zeros_like(column)])
         for name, column in self._columns.items():

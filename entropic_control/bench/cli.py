@@ -34,6 +34,14 @@ def add_commands(commands: Any) -> None:
     _shared(overhead)
     overhead.set_defaults(run=_overhead)
 
+    memory = parts.add_parser(
+        "memory", help="resident memory over many requests", description=_memory.__doc__
+    )
+    memory.add_argument("config", nargs="?", help="configuration; the defaults without one")
+    memory.add_argument("--requests", type=int, default=1000)
+    _shared(memory)
+    memory.set_defaults(run=_memory)
+
 
 def _shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -101,5 +109,26 @@ def _overhead(args: argparse.Namespace) -> int:
             f"{figures['engine_tokens_per_second']:.1f}",
             f"{figures['ratio']:.3f}",
         )
+    Console().print(table)
+    return 0
+
+
+def _memory(args: argparse.Namespace) -> int:
+    """Resident memory after a tenth of many short requests and after all of them."""
+    from entropic_control.bench.memory import run_memory
+    from entropic_control.progress import progress_bar
+
+    with progress_bar(args.json) as bar:
+        figures = run_memory(_config(args), bar, requests=args.requests)
+    if args.json:
+        print(json.dumps(figures, indent=2))
+        return 0
+    table = Table("requests", "resident, start", "resident, end", "growth")
+    table.add_row(
+        str(figures["requests"]),
+        f"{figures['resident_bytes_start'] / 2**20:.0f} MiB",
+        f"{figures['resident_bytes_end'] / 2**20:.0f} MiB",
+        f"{figures['growth_percent']:+.2f} %",
+    )
     Console().print(table)
     return 0

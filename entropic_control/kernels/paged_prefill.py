@@ -8,6 +8,7 @@ token and both kinds mix in a batch. Tiles and online softmax as in FlashAttenti
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from entropic_control.errors import CapabilityError
@@ -21,7 +22,7 @@ from entropic_control.kernels.dispatch import (
     power_of_two,
     resolve,
 )
-from entropic_control.kernels.paged_attention import check_paged, paged_attention_reference
+from entropic_control.kernels.paged_attention import check_paged
 
 WARPS = 4
 
@@ -125,16 +126,33 @@ def paged_prefill_reference(
     window: int | None = None,
     precision: Any = torch.float64,
 ) -> Any:
-    """The same by the decode reference, each query as a row whose sequence ends with it."""
-    chunks = (offsets[1:] - offsets[:-1]).long()
-    row = torch.repeat_interleave(chunks)
-    index = torch.arange(len(row), device=row.device) - offsets[row]
-    ends = (lengths[row] - chunks[row] + index + 1).to(torch.int32)
-    return paged_attention_reference(
-        queries, keys, values, table[row], counts[row], ends,
-        starts=None if starts is None else starts[row], scale=scale, window=window, masses=False,
-        precision=precision,
-    ).output  # fmt: skip
+    """The same in plain torch, row by row: gather, mask, softmax."""
+    block, kv_heads, size = keys.shape[1:]
+    output = torch.zeros_like(queries, dtype=precision)
+    bounds, ends = offsets.tolist(), lengths.tolist()
+    within = torch.arange(block, device=table.device)
+    head = torch.arange(kv_heads, device=table.device)[:, None]
+    for row, (begin, end) in enumerate(pairwise(bounds)):
+        count = counts[row].expand(kv_heads)
+        entry = torch.arange(table.shape[-1], device=table.device)
+        index = torch.where(entry < count[:, None], table[row].expand(kv_heads, -1), 0).long()
+        start = entry * block if starts is None else starts[row]
+        position = (start.expand(kv_heads, -1)[..., None] + within).flatten(1)
+        held = (entry < count[:, None]).repeat_interleave(block, 1) & (position < ends[row])
+        here = torch.arange(ends[row] - (end - begin), ends[row], device=table.device)[:, None]
+        seen = held[:, None] & (position[:, None] <= here)
+        if window is not None:
+            seen &= position[:, None] > here - window
+        # (KV heads, tokens, size); what is not held may be anything, NaN too.
+        k, v = (x[index, :, head].flatten(1, 2).to(precision) for x in (keys, values))
+        v = torch.where(held[..., None], v, 0.0)
+        q = queries[begin:end].to(precision).view(end - begin, kv_heads, -1, size)
+        scores = torch.einsum("qhgd,htd->hgqt", q, k) * scale
+        scores = scores.masked_fill(~seen[:, None], -float("inf"))
+        # A query that sees nothing has no softmax.
+        shares = scores.softmax(-1).nan_to_num(0.0)
+        output[begin:end] = torch.einsum("hgqt,htd->qhgd", shares, v).reshape(end - begin, -1, size)
+    return output if precision == torch.float64 else output.to(queries.dtype)
 
 
 @triton.jit

@@ -181,9 +181,7 @@ def at_least(
 
 
 @triton.jit
-def last_tied(
-    row_logits, row_stats, vocab, limit, room, TILES: tl.constexpr, RUNS: tl.constexpr
-):
+def last_tied(row_logits, row_stats, vocab, limit, room, TILES: tl.constexpr, RUNS: tl.constexpr):
     """The `room`-th token with a logit equal to the limit, by index."""
     before = vocab * 0
     last = vocab * 1

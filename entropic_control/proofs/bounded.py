@@ -12,6 +12,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.controllers.temperature import PIState
 from entropic_control.proofs.claim import TRIALS, Claim
 from entropic_control.proofs.rollout import rollout
+from entropic_control.proofs.varentropy import largest
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,20 @@ class Bounded(Claim):
         """The corners of the box under one real update stay inside it."""
         corners = np.array(
             [
-                (u, h, h_new, v)
+                (u, h, h_new, v, v_new)
                 for u in self.log_temperature
                 for h in self.filtered
-                for h_new in self.filtered
-                for v in (0.0, 1e3)
+                for h_new in (0.0, np.log(self.vocab))
+                for v in (0.0, largest(self.vocab).bound)
+                for v_new in (0.0, largest(self.vocab).bound)
             ]
         ).T
-        u, h, h_new, v = corners
+        u, h, h_new, v, v_new = corners
         loops = rollout(self.controller, len(u))
         c = self.controller
         state = loops.state._replace(log_temperature=u, entropy=h, varentropy=v)
         state = state._replace(error=(c.target - h) / c.divisor(v))
-        after = loops._replace(state=state).step(h_new, v).state
+        after = loops._replace(state=state).step(h_new, v_new).state
         return self._outside(after, u)
 
     def _outside(self, state: PIState, before: Array) -> list[str]:

@@ -30,7 +30,7 @@ from entropic_control.proofs.indexorder import index_order
 from entropic_control.proofs.linearloop import LinearLoop, linear_loop
 from entropic_control.proofs.noise import noise_response
 from entropic_control.proofs.retention import retention
-from entropic_control.proofs.scheduled import scheduled_gain
+from entropic_control.proofs.scheduled import MISMATCH, scheduled_gain
 from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.throughput import work_conservation
 from entropic_control.proofs.topk import top_k_bounds
@@ -41,8 +41,6 @@ VOCAB = 49_152
 """Tokens assumed where the configuration does not say: SmolLM2's."""
 LEAST_GAIN = 0.1
 """Slope of the entropy, nats, from which on the loop is asked to be stable; below, only bounded."""
-MISMATCH = (0.8, 1.25)
-"""The true slope over the measured varentropy, as the schedule's certificate allows for."""
 PARTS = ("temperature", "priority", "pruning", "estimator")
 
 

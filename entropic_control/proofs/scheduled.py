@@ -31,6 +31,9 @@ from entropic_control.proofs.quadratic import (
 from entropic_control.proofs.rollout import Rollout, centres, replay, rollout
 from entropic_control.proofs.signals import Signals
 
+MISMATCH = (0.8, 1.25)
+"""The true slope over the measured varentropy that a certificate or a design allows for."""
+
 
 @dataclass(frozen=True)
 class ScheduledGain(Claim):

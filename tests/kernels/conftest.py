@@ -31,7 +31,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, empty_like = torch.empty, torch.empty_like
 
     def spoiled(tensor):
-        return tensor.fill_(tensor.dtype.is_floating_point and 12345.0 or 77)
+        return tensor.fill_((tensor.dtype.is_floating_point and 12345.0) or 77)
 
     monkeypatch.setattr(torch, "empty", lambda *a, **k: spoiled(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: spoiled(empty_like(*a, **k)))

@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - imports that need torch follow the check that it is there
 """Measure, control and sample in one kernel, against the numpy controllers that it must equal."""
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def test_uniforms_are_numpys_bit_for_bit():
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("rows", "vocab", "runs"), [(3, 1, 1), (4, 255, 1), (4, 1000, 1), (3, 5000, 4), (2, 49_152, 16)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "vocab", "runs"), [(3, 1, 1), (4, 255, 1), (4, 1000, 1), (3, 5000, 4), (2, 49_152, 16)]
+)
 def test_readings_and_tokens_equal_numpys(rows, vocab, runs, dtype, mode):
     z, seeds, steps = batch(rows, vocab, dtype)
     t = torch.tensor([0.7, 1.0, 1.4, 0.0])[:rows]
@@ -97,9 +100,9 @@ def check(actual, z, seeds, steps, t, rule):
 
 
 RULES = {
-    "top_k": [(dict(top_k=k), TopK(k=k)) for k in (1, 40, 10**6)],
-    "top_p": [(dict(top_p=p), TopP(p=p)) for p in (0.01, 0.9, 1.0)],
-    "min_p": [(dict(min_p=p), MinP(p=p)) for p in (0.05, 1.0)],
+    "top_k": [({"top_k": k}, TopK(k=k)) for k in (1, 40, 10**6)],
+    "top_p": [({"top_p": p}, TopP(p=p)) for p in (0.01, 0.9, 1.0)],
+    "min_p": [({"min_p": p}, MinP(p=p)) for p in (0.05, 1.0)],
 }
 
 
@@ -116,9 +119,15 @@ def test_truncation_equals_the_controllers(kind, place, mode):
     for settings, rule in RULES[kind]:
         cuts = truncation(5, z.device, **settings)
         actual = control_sample(
-            z, seeds, steps, temperature=t, truncation=cuts, place=place, mode=mode,
+            z,
+            seeds,
+            steps,
+            temperature=t,
+            truncation=cuts,
+            place=place,
+            mode=mode,
             workspace=workspace(5, 1100, z.device, 2),
-        )  # fmt: skip
+        )
         check(actual, z, seeds, steps, t, rule.replace(place=place))
 
 
@@ -130,9 +139,15 @@ def test_rules_combine_and_are_set_by_row(place):
         4, z.device, top_k=[0, 30, 30, 5], top_p=[0.8, 1, 0.9, 1.0], min_p=[0, 0.1, 0.01, 0]
     )
     actual = control_sample(
-        z, seeds, steps, temperature=t, truncation=cuts, place=place, mode="interpreter",
+        z,
+        seeds,
+        steps,
+        temperature=t,
+        truncation=cuts,
+        place=place,
+        mode="interpreter",
         workspace=workspace(4, 900, z.device, 1),
-    )  # fmt: skip
+    )
     expected = control_sample_reference(
         z, seeds, steps, temperature=t, truncation=cuts, place=place
     )
@@ -142,7 +157,18 @@ def test_rules_combine_and_are_set_by_row(place):
     close(actual.surprisal, expected.surprisal, 3e-6)
 
 
-@pytest.mark.parametrize("settings", [dict(top_k=-1), dict(top_k=1.5), dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-0.1), dict(min_p=NAN), dict(top_k=[1, 2, 3])])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": NAN},
+        {"top_k": [1, 2, 3]},
+    ],
+)
 def test_settings_out_of_domain_are_refused(settings):
     with pytest.raises(KernelInputError, match=next(iter(settings))):
         truncation(2, "cpu", **settings)
@@ -187,9 +213,13 @@ def test_greedy_takes_the_first_of_equal_peaks(mode):
     z[0, [700, 701, 1900]] = 5.0
     t = torch.tensor([0.0, 1e-7])
     sampled = control_sample(
-        z, torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), temperature=t,
-        mode=mode, workspace=workspace(2, 2000, z.device, 1),
-    )  # fmt: skip
+        z,
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64),
+        temperature=t,
+        mode=mode,
+        workspace=workspace(2, 2000, z.device, 1),
+    )
     assert sampled.token.tolist() == [700, 0]
     assert sampled.surprisal.tolist() == [0.0, 0.0]
     assert sampled.entropy.tolist() == [0.0, 0.0]
@@ -234,15 +264,23 @@ def test_update_equals_the_controller(controller, mode):
         z[4, 3] = NAN if step % 3 == 0 else 1.0
         before = state.clone()
         out = control_sample(
-            z, seeds, counters, gains=PIGains.of(controller), state=state, mode=mode,
+            z,
+            seeds,
+            counters,
+            gains=PIGains.of(controller),
+            state=state,
+            mode=mode,
             workspace=space,
-        )  # fmt: skip
+        )
         assert torch.equal(state, before), "the old state is a value"
         close(out.temperature, torch.from_numpy(np.exp(expected.log_temperature)), 1e-6)
         signals = reading(
-            out.entropy.numpy(), out.varentropy.numpy(), dtype=np.float32,
-            live=out.live.numpy(), valid=out.valid.numpy(),
-        )  # fmt: skip
+            out.entropy.numpy(),
+            out.varentropy.numpy(),
+            dtype=np.float32,
+            live=out.live.numpy(),
+            valid=out.valid.numpy(),
+        )
         _, expected = controller.update(PIState(*before.numpy()), signals)
         close(out.state, torch.from_numpy(np.stack(expected)), 1e-6)
         held = [row for row in range(rows) if torch.equal(out.state[:, row], before[:, row])]
@@ -270,9 +308,14 @@ def test_truncation_before_the_temperature_is_what_the_loop_sees():
     gains = PIGains.of(PITemperature(target=3.0))
     for mode in MODES:
         moved = control_sample(
-            z, seeds, steps, gains=gains, state=state, mode=mode,
+            z,
+            seeds,
+            steps,
+            gains=gains,
+            state=state,
+            mode=mode,
             truncation=truncation(2, z.device, top_k=[400, 10]),
-        )  # fmt: skip
+        )
         # ln 10 < 3: with ten tokens left the target is out of reach, and the loop holds.
         assert torch.equal(moved.state[:, 1], state[:, 1])
         assert not torch.equal(moved.state[:, 0], state[:, 0])
@@ -282,18 +325,22 @@ def test_bad_arguments_are_named():
     z, seeds, steps = batch(2, 50)
     gains, state = PIGains.of(PITemperature()), torch.zeros(5, 2)
     for match, arguments in {
-        "either a temperature": dict(),
-        "either a temperature, or": dict(temperature=1.0, gains=gains, state=state),
-        "with their state": dict(gains=gains),
-        "next_state": dict(temperature=1.0, next_state=state),
-        "state must have shape": dict(gains=gains, state=torch.zeros(4, 2)),
-        "temperature must be": dict(temperature=torch.ones(2, dtype=torch.float64)),
-        "truncation must have": dict(temperature=1.0, truncation=torch.zeros(4, 2)),
-        "unknown place": dict(temperature=1.0, place="between"),
-        "unknown mode": dict(temperature=1.0, mode="fast"),
-        "workspace is for": dict(temperature=1.0, mode="interpreter", workspace=workspace(1, 50, "cpu")),
-    }.items():  # fmt: skip
+        "either a temperature": {},
+        "either a temperature, or": {"temperature": 1.0, "gains": gains, "state": state},
+        "with their state": {"gains": gains},
+        "next_state": {"temperature": 1.0, "next_state": state},
+        "state must have shape": {"gains": gains, "state": torch.zeros(4, 2)},
+        "temperature must be": {"temperature": torch.ones(2, dtype=torch.float64)},
+        "truncation must have": {"temperature": 1.0, "truncation": torch.zeros(4, 2)},
+        "unknown place": {"temperature": 1.0, "place": "between"},
+        "unknown mode": {"temperature": 1.0, "mode": "fast"},
+        "workspace is for": {
+            "temperature": 1.0,
+            "mode": "interpreter",
+            "workspace": workspace(1, 50, "cpu"),
+        },
+    }.items():
         with pytest.raises(KernelInputError, match=match):
             control_sample(z, seeds, steps, **arguments)
-    with pytest.raises(KernelInputError, match="seeds must be torch.int64"):
+    with pytest.raises(KernelInputError, match=r"seeds must be torch\.int64"):
         control_sample(z, seeds.int(), steps, temperature=1.0)

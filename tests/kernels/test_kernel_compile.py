@@ -21,14 +21,32 @@ def test_no_kernel_spills(arch, tmp_path, capsys):
     environment["TRITON_CACHE_DIR"] = str(tmp_path / "cache")
     table = tmp_path / "table.json"
     done = subprocess.run(
-        [sys.executable, "-m", "entropic_control.kernels.aot", "--arch", str(arch), "--json", str(table)],
-        env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "entropic_control.kernels.aot",
+            "--arch",
+            str(arch),
+            "--json",
+            str(table),
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     with capsys.disabled():
         print("\n" + done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = json.loads(table.read_text())
     assert {line["arch"] for line in lines} == {arch}
     assert all(line["spill_bytes"] == 0 and 0 < line["registers"] <= 255 for line in lines)
-    kernels = ("entropy", "top_k", "control_sample", "paged_attention", "paged_prefill", "write_kv", "copy_blocks")  # fmt: skip
+    kernels = (
+        "entropy",
+        "top_k",
+        "control_sample",
+        "paged_attention",
+        "paged_prefill",
+        "write_kv",
+        "copy_blocks",
+    )
     assert all(any(line["name"].startswith(name) for line in lines) for name in kernels)

@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - imports that need torch follow the check that it is there
 """Which implementation runs, and what happens where torch, triton or a GPU are missing."""
 
 from __future__ import annotations
@@ -73,7 +74,17 @@ def test_every_check_names_the_argument():
 
 
 def test_power_of_two():
-    assert [power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 1023, 1024, 1025)] == [1, 1, 2, 4, 4, 8, 1024, 1024, 2048]  # fmt: skip
+    assert [power_of_two(n) for n in (0, 1, 2, 3, 4, 5, 1023, 1024, 1025)] == [
+        1,
+        1,
+        2,
+        4,
+        4,
+        8,
+        1024,
+        1024,
+        2048,
+    ]
 
 
 BLOCK = "import sys; sys.modules.update(dict.fromkeys({names!r}))\n"
@@ -117,8 +128,10 @@ def test_gpu_check_says_that_there_is_no_gpu():
     clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "entropic_control.kernels.gpu_check"],
-        env=clean, capture_output=True, text=True,
-    )  # fmt: skip
+        env=clean,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2
     assert "no CUDA GPU can be reached" in done.stderr
     assert done.stdout == ""

@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - imports that need torch follow the check that it is there
 """Writing into a paged pool, copying its blocks, compacting it."""
 
 from __future__ import annotations
@@ -63,7 +64,14 @@ def test_copy(shape, dtype, mode):
 def test_refused_copies_change_nothing(mode):
     pools = [torch.randn(4, 16), torch.randn(3, 16)]
     before = [pool.clone() for pool in pools]
-    for sources, targets in (([0, 1], [2, 2]), ([0, 1], [1, 2]), ([0], [4]), ([0], [3]), ([-1], [2]), ([0], [])):  # fmt: skip
+    for sources, targets in (
+        ([0, 1], [2, 2]),
+        ([0, 1], [1, 2]),
+        ([0], [4]),
+        ([0], [3]),
+        ([-1], [2]),
+        ([0], []),
+    ):
         with pytest.raises(KernelInputError):
             copy_blocks(pools, sources, targets, mode=mode)
     with pytest.raises(KernelInputError, match="contiguous"):

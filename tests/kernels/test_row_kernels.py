@@ -1,3 +1,4 @@
+# ruff: noqa: E402 - imports that need torch follow the check that it is there
 """Entropy and top-k kernels against float64."""
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ pytestmark = pytest.mark.kernels
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # rows, vocabulary, runs in a tile: single elements, borders of runs and tiles, many tiles
 SHAPES = (
-    (1, 1, None), (3, 255, 1), (2, 256, 1), (2, 257, 1), (3, 1000, None), (2, 4097, 4),
-    (5, 5000, 2), (4, 49_152, None), (1, 262_144, None),
-)  # fmt: skip
+    (1, 1, None),
+    (3, 255, 1),
+    (2, 256, 1),
+    (2, 257, 1),
+    (3, 1000, None),
+    (2, 4097, 4),
+    (5, 5000, 2),
+    (4, 49_152, None),
+    (1, 262_144, None),
+)
 
 
 def logits(rows, vocab, dtype, scale=3.0):
@@ -79,9 +87,13 @@ ADVERSARIAL = {
     "nearly greedy": ([11.06, 9.0, 3.0], 1e-12, 0.0),
     "cold": ([11.06, 9.0, 3.0], 1e-5, 0.0),
     "float32 extremes": ([3e38, -3e38], 1.0, 0.0),
-    "masks written as the lowest number": ([-3.4028234663852886e38] * 300 + [1.0, 1.0], 1.0, math.log(2)),
+    "masks written as the lowest number": (
+        [-3.4028234663852886e38] * 300 + [1.0, 1.0],
+        1.0,
+        math.log(2),
+    ),
     "hot": ([1.0, -1.0, -INF], 50.0, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mode", ["interpreter", "reference"])
@@ -104,7 +116,14 @@ def test_adversarial_rows(name, mode):
 @pytest.mark.parametrize("mode", ["interpreter", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_only_broken_rows_are_invalid(dtype, mode):
-    rows = [[NAN, 6.0, 8.0], [1.0, INF, 2.0], [-INF] * 3, [NAN] * 3, [1.0, 2.0, 3.0], [NAN, INF, 0.0]]
+    rows = [
+        [NAN, 6.0, 8.0],
+        [1.0, INF, 2.0],
+        [-INF] * 3,
+        [NAN] * 3,
+        [1.0, 2.0, 3.0],
+        [NAN, INF, 0.0],
+    ]
     z = torch.full((6, 900), -INF)
     z[:, 300:303] = torch.tensor(rows)
     z[3] = NAN
@@ -125,9 +144,14 @@ def test_raw_entropy_only_on_request():
 
 
 TOP_K = (
-    (3, 255, 1, 1), (3, 255, 1, 255), (3, 1000, 1, 7), (3, 1000, 1, 255), (2, 5000, 4, 1),
-    (2, 5000, 4, 10**6), (1, 49_152, 64, 64),
-)  # fmt: skip
+    (3, 255, 1, 1),
+    (3, 255, 1, 255),
+    (3, 1000, 1, 7),
+    (3, 1000, 1, 255),
+    (2, 5000, 4, 1),
+    (2, 5000, 4, 10**6),
+    (1, 49_152, 64, 64),
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

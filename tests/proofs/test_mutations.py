@@ -1,4 +1,4 @@
-"""An unsound claim cannot pass: a sign or a bound is flipped, in a certificate or a controller, and caught."""
+"""An unsound claim cannot pass: flip a sign or a bound in a certificate or a controller: it is caught."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -31,9 +31,9 @@ class EntropicPriority(Priority):
     """pi = E[dH] / (alpha C + beta M + gamma L), an index rule of the c-mu and Gittins family.
 
     C is the predicted seconds of the step, M the KV cells held and L the seconds until the request is
-    done (or due). The index of a set of decoding rows is the sum of their gains over the cost of the
-    whole step, because an engine that pads attention to its longest row makes a mixed set dearer than
-    its parts. A prompt is worth the gain of all its tokens over the cost of prefill and decode
+    done (or due). Decoding rows are served in sets, all those up to some length: the index of a set is
+    the sum of the gains over the cost of the whole step, because an engine that pads attention to its
+    longest row makes a mixed set dearer than its parts. A prompt is worth the gain of all its tokens over the cost of prefill and decode
     together, the Gittins index of that job.
 
     Parameters
@@ -136,26 +136,26 @@ class EntropicPriority(Priority):
     ) -> tuple[Array, float]:
         """The set of decoding rows with the highest index, and that index.
 
-        For every possible longest row, the rows that fit under it are taken by falling gain; the best
-        prefix of the best longest row wins. Rows pay for the longest, not for themselves, so no other
-        set can do better, at equal standing costs.
+        One set for every possible longest row: all that fit under it, by falling gain where they are
+        too many. A short row is not left out for a low gain: it would have to be served later at the
+        same marginal cost, and the fixed cost of a step would be paid again. (Leaving it out was
+        tried: gains differ enough that the set shrank to one row at a time.)
         """
         if not decoding.size:
             return decoding, 0.0
-        forced = decoding == must[0] if must.size else np.zeros(len(decoding), bool)
+        forced = np.isin(decoding, must)
         gain = self.gain(state)[decoding]
         order = np.lexsort((c.arrival[decoding], -gain, ~forced))
-        rows, gain = decoding[order], gain[order]
+        rows, gain, forced = decoding[order], gain[order], forced[order]
         cells = c.cells[rows]
-        longest = cells[:1] if forced.any() else np.unique(cells)
+        longest = np.unique(cells[cells >= cells[forced].max(initial=0)])
         fits = cells[None, :] <= longest[:, None]
-        count = np.cumsum(fits, axis=1)
+        fits &= np.cumsum(fits, axis=1) <= room
+        seconds = cost.decode(fits.sum(axis=1), longest)
         standing = self._standing(c, np.zeros(len(c.cells)), c.cells)[rows]
-        seconds = cost.decode(np.maximum(count, 1), np.broadcast_to(longest[:, None], count.shape))
-        total = self.alpha * seconds + np.cumsum(fits * standing, axis=1)
-        rate = np.where(count <= room, np.cumsum(fits * gain, axis=1) / total, -np.inf)
-        best, last = np.unravel_index(int(np.argmax(rate)), rate.shape)
-        return rows[: last + 1][fits[best, : last + 1]], float(rate[best, last])
+        rate = fits @ gain / (self.alpha * seconds + fits @ standing)
+        best = int(np.argmax(rate))
+        return rows[fits[best]], float(rate[best])
 
 
 class _Jobs(NamedTuple):

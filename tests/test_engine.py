@@ -1,0 +1,494 @@
+"""The decode loop on the simulated plant: what runs, what is measured, and what fails alone."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from engines import (
+    GREEDY,
+    PLAIN,
+    configured,
+    events_of,
+    ids,
+    ledgers_are_true,
+    reasons,
+    simulated,
+    tokens_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entropic_control import Engine, Request, load
+from entropic_control.backends import Chunk, SimulatedConfig
+from entropic_control.controllers import (
+    EntropicPriority,
+    EntropicPruning,
+    FirstCome,
+    FixedTemperature,
+    NoPruning,
+    PITemperature,
+    RandomPruning,
+    RoundRobin,
+    ShortestRemaining,
+    SlidingWindow,
+    TopK,
+)
+from entropic_control.controllers.state import map_leaves
+from entropic_control.errors import CapabilityError, DecodeError, EngineBusy, LogitsError, NoRoom
+from entropic_control.request import Failed, Finished, Token
+
+PRUNE = EntropicPruning(budget=96, sinks=1, recent=2, min_tokens=64, gate=None)
+
+
+def requests(count: int = 4, tokens: int = 20, prompt: int = 30) -> list[Request]:
+    return [
+        Request(id=f"r{n}", prompt=ids(prompt + 7 * n, n), max_tokens=tokens, seed=n)
+        for n in range(count)
+    ]
+
+
+def test_a_run_generates_what_was_asked_for() -> None:
+    report = simulated().run(["Write a story.", Request(prompt="Another.", max_tokens=7)])
+    assert [len(done.tokens) for done in report.completions] == [256, 7]
+    assert [done.finish_reason for done in report.completions] == ["length", "length"]
+    assert report.completions[1].text.count(" w") == 7
+    assert report.summary["tokens"] == 263
+    assert report.summary["failed"] == 0
+
+
+def test_a_configuration_makes_an_engine() -> None:
+    engine = load({"temperature": {"kind": "pi", "target": 2.0}}, backend="simulated")
+    assert engine.config.temperature == PITemperature(target=2.0)
+    assert engine.run([Request(prompt="Hi", max_tokens=3)]).completions[0].target == 2.0
+
+
+def test_events_tell_the_whole_story() -> None:
+    events = list(simulated().stream(requests(2, tokens=5)))
+    for name in ("r0", "r1"):
+        mine = [event for event in events if event.request == name]
+        assert [type(event) for event in mine] == [Token] * 5 + [Finished]
+        assert mine[-1].reason == "length"
+    report = simulated().run(requests(2, tokens=5))
+    shown = {
+        name: "".join(e.text for e in events if e.request == name and not isinstance(e, Failed))
+        for name in ("r0", "r1")
+    }
+    assert shown == {done.id: done.text for done in report.completions}
+
+
+def test_the_end_token_ends_and_is_no_text() -> None:
+    engine = simulated({"end": 5.0}, **PLAIN)
+    report = engine.run(requests(4, tokens=400))
+    assert set(reasons(report).values()) == {"end"}
+    for done in report.completions:
+        assert done.tokens[-1] == 0
+        assert 0 not in done.tokens[:-1]
+        assert len(done.text.split()) == len(done.tokens) - 1
+
+
+@pytest.mark.parametrize("priority", [EntropicPriority(), RoundRobin(), ShortestRemaining()])
+@pytest.mark.parametrize("step_tokens", [16, 512])
+def test_tokens_do_not_depend_on_the_schedule(priority: Any, step_tokens: int) -> None:
+    alone: dict[str, list[int]] = {}
+    for request in requests():
+        alone |= tokens_of(simulated({"slots": 1}, priority=FirstCome()).run([request]))
+    together = simulated({"slots": 3, "step_tokens": step_tokens}, priority=priority)
+    assert tokens_of(together.run(requests())) == alone
+
+
+def test_chunks_of_a_prompt_are_measured_like_the_whole() -> None:
+    tables = []
+    for step_tokens in (16, 24, 512):
+        engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE)
+        engine.submit(Request(prompt=ids(200), max_tokens=9))
+        while engine.unfinished[0].prompt_left:
+            engine.step()
+        tables.append(engine.unfinished[0].ledger.export()["surprisal"])
+    assert np.count_nonzero(tables[0]) == 13
+    np.testing.assert_array_equal(tables[0], tables[2])
+    np.testing.assert_array_equal(tables[1], tables[2])
+
+
+def test_prompts_are_measured_only_where_pruning_will_need_it() -> None:
+    def measured(pruning: Any, prompt: int) -> bool:
+        engine = simulated(pruning=pruning)
+        engine.run([Request(prompt=ids(prompt), max_tokens=5)])
+        return bool(engine.trace.steps["measured"].any())
+
+    assert measured(PRUNE, 200)
+    assert not measured(PRUNE, 40)
+    assert not measured(NoPruning(), 200)
+    assert not measured(SlidingWindow(budget=96, recent=2, min_tokens=64), 200)
+
+
+@pytest.mark.parametrize(
+    "pruning",
+    [PRUNE, SlidingWindow(budget=64, recent=2, min_tokens=0), RandomPruning(min_tokens=32)],
+    ids=lambda pruning: pruning.kind,
+)
+def test_the_ledger_is_the_cache_after_every_step(pruning: Any) -> None:
+    engine = simulated({"slots": 3, "step_tokens": 64}, pruning=pruning)
+    engine.submit_all(requests(5, tokens=60, prompt=150))
+    checked = 0
+    while not engine.idle:
+        engine.step()
+        checked += ledgers_are_true(engine)
+    assert checked > 100
+    pruned = events_of(engine, "pruned")
+    assert {event["request"] for event in pruned} == {f"r{n}" for n in range(5)}
+    assert all(event["cells"] > 0 for event in pruned)
+    assert engine.backend.room() == 3 * 8192
+
+
+def test_pruning_frees_time_as_well_as_cells() -> None:
+    dense = simulated(priority=FirstCome(), pruning=NoPruning())
+    pruned = simulated(priority=FirstCome(), pruning=EntropicPruning(budget=0.25, min_tokens=64))
+    work = [Request(prompt=ids(2000), max_tokens=200)]
+    before, after = dense.run(work).summary, pruned.run(work).summary
+    assert after["kv_peak"] <= before["kv_peak"]
+    assert after["kv_mean"] < 0.9 * before["kv_mean"]
+    assert after["decode_tokens_per_second"] > 1.2 * before["decode_tokens_per_second"]
+
+
+def test_states_of_neighbours_and_of_reused_slots_are_apart() -> None:
+    """Case 7: interleaved sequences with targets of their own, then a slot is used again."""
+    wanted = [
+        Request(
+            id=f"t{n}", prompt=ids(10, n), max_tokens=80, seed=n, temperature={"target": target}
+        )
+        for n, target in enumerate((0.6, 2.4, 1.2, 3.0))
+    ]
+
+    def trace(engine: Engine, name: str) -> dict[str, Any]:
+        return {
+            column: engine.trace.of(name)[column]
+            for column in ("temperature", "commanded", "entropy", "token_id", "target")
+        }
+
+    together = simulated({"slots": 2})
+    together.run(wanted)
+    for request in wanted:
+        alone = simulated({"slots": 1})
+        alone.run([request])
+        for column, values in trace(alone, request.id or "").items():
+            np.testing.assert_array_equal(trace(together, request.id or "")[column], values, column)
+    ends = [trace(together, f"t{n}")["temperature"][-1] for n in (0, 1)]
+    assert ends[0] < 0.7 < ends[1]  # each integral went its own way
+
+
+def states_of(work: Any) -> list[Any]:
+    return [work.temperature, work.priority, work.pruning]
+
+
+def leaves(state: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(lambda leaf: found.append(leaf) or leaf, state)
+    return found
+
+
+# -- failures ---------------------------------------------------------------------------------------
+
+
+def break_rows(
+    engine: Engine, name: str, after: int, value: float, where: Any = slice(None)
+) -> None:
+    """Have the backend give one request no distribution once it has generated `after` tokens."""
+    plain: Any = engine.backend.forward
+
+    def forward(chunks: list[Chunk]) -> Any:
+        result = plain(chunks)
+        at = {w.slot: w for w in engine.unfinished}
+        sampling = [chunk for chunk in chunks if chunk.sample]
+        for chunk, row in zip(sampling, result.logits, strict=True):
+            if at[chunk.slot].id == name and len(at[chunk.slot].tokens) >= after:
+                row[where] = value
+        return result
+
+    engine.backend.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("value", "where"), [(-np.inf, slice(None)), (np.nan, slice(None)), (np.nan, 3), (np.inf, 3)]
+)
+@pytest.mark.parametrize("kind", ["pi", "exact", "edt", "mirostat"])
+def test_case_2_a_row_without_a_distribution_fails_alone(
+    value: float, where: Any, kind: str
+) -> None:
+    """Case 2: one of four rows is no distribution: a typed error, and no state moves."""
+    config = configured().replace(temperature=kind, pruning=PRUNE)
+    expected = tokens_of(Engine(config).run(requests()))
+    engine = Engine(config)
+    break_rows(engine, "r1", 6, value, where)
+    engine.submit_all(requests())
+    before: list[Any] = []
+    while not engine.idle:
+        for work in engine.unfinished:
+            if work.id == "r1" and len(work.tokens) == 6:
+                before = [map_leaves(np.copy, state) for state in states_of(work)]
+        engine.step()
+    report = engine.report()
+    assert reasons(report) == {"r0": "length", "r1": "failed", "r2": "length", "r3": "length"}
+    tokens = tokens_of(report)
+    assert tokens["r1"] == expected.pop("r1")[:6]
+    assert {name: tokens[name] for name in expected} == expected
+    assert 0 <= min(min(t) for t in tokens.values()) <= max(max(t) for t in tokens.values()) < 512
+    (failed,) = [work for work in engine.done if work.id == "r1"]
+    assert isinstance(failed.error, LogitsError)
+    assert failed.error.request == "r1"
+    for old, new in zip(before, states_of(failed), strict=True):
+        for a, b in zip(leaves(old), leaves(new), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_case_9_a_single_live_token_is_infeasible_and_harmless() -> None:
+    """Case 9: one token is left alive: the target is flagged, nothing is divided by zero."""
+    engine = simulated(temperature=PITemperature(target=1.0))
+    break_rows(engine, "r0", 3, -np.inf, slice(1, None))
+    plain: Any = engine.backend.forward
+
+    def forward(chunks: list[Chunk]) -> Any:
+        result = plain(chunks)
+        for row in result.logits:
+            row[0] = -np.inf
+            if not np.isfinite(row).any():
+                row[17] = 1.0
+        return result
+
+    engine.backend.forward = forward  # type: ignore[method-assign]
+    report = engine.run([Request(id="r0", prompt=ids(5), max_tokens=8)])
+    assert report.completions[0].tokens[3:] == [17] * 5
+    trace = engine.trace.of("r0")
+    assert trace["feasible"].tolist() == [True] * 3 + [False] * 5
+    assert np.all(trace["entropy"][3:] == 0)
+    assert len(set(trace["commanded"][2:].tolist())) == 1
+
+
+def failing(engine: Engine, fails: Any, error: DecodeError) -> list[int]:
+    """Have the backend refuse the steps that `fails` picks; returns the sizes of the steps it saw."""
+    plain: Any = engine.backend.forward
+    sizes: list[int] = []
+
+    def forward(chunks: list[Chunk]) -> Any:
+        sizes.append(len(chunks))
+        if fails(chunks):
+            raise error
+        return plain(chunks)
+
+    engine.backend.forward = forward  # type: ignore[method-assign]
+    return sizes
+
+
+@pytest.mark.parametrize("code", [1, 2, -1])
+def test_case_13_a_step_that_fails_once_is_retried(code: int) -> None:
+    """Case 13: whatever the code, the rows are tried one by one and go on."""
+    expected = tokens_of(simulated().run(requests()))
+    engine = simulated(priority=FirstCome())
+    once = [True]
+    error = (NoRoom if code == 1 else DecodeError)(code, "no")
+    sizes = failing(engine, lambda chunks: len(chunks) == 4 and once and once.pop(), error)
+    report = engine.run(requests())
+    assert tokens_of(report) == expected
+    assert 1 in sizes
+    assert [event["rows"] for event in events_of(engine, "retried")] == [4]
+
+
+def test_case_13_the_request_at_fault_fails_by_itself() -> None:
+    """Case 13: the request that breaks every step it is in ends; its ledger follows the engine."""
+    expected = tokens_of(simulated(pruning=PRUNE).run(requests(prompt=150)))
+    engine = simulated(pruning=PRUNE)
+    engine.submit_all(requests(prompt=150))
+    (victim,) = [work for work in engine.unfinished if work.id == "r2"]
+    refusing = DecodeError(-1, "no")
+
+    def broken(chunks: list[Chunk]) -> bool:
+        return len(victim.tokens) > 4 and any(c.slot == victim.slot for c in chunks)
+
+    failing(engine, broken, refusing)
+    while not engine.idle:
+        engine.step()
+        ledgers_are_true(engine)
+    report = engine.report()
+    assert reasons(report) == {"r0": "length", "r1": "length", "r2": "failed", "r3": "length"}
+    tokens = tokens_of(report)
+    assert tokens.pop("r2") == expected.pop("r2")[:5]
+    assert tokens == expected
+    assert victim.error is refusing
+    assert engine.backend.room() == 8 * 8192
+    with pytest.raises(DecodeError):
+        raise victim.error
+
+
+def test_case_12_a_refused_eviction_changes_nothing() -> None:
+    """Case 12: evict says no: the ledger stays, the refusal is traced, the tokens are the same."""
+    expected = tokens_of(simulated(pruning=NoPruning()).run(requests(prompt=150)))
+    engine = simulated(pruning=PRUNE)
+    engine.backend.evict = lambda *_: False  # type: ignore[method-assign]
+    engine.submit_all(requests(prompt=150))
+    while not engine.idle:
+        engine.step()
+        ledgers_are_true(engine)
+        assert all(work.ledger.cells == work.ledger.length for work in engine.unfinished)
+    assert tokens_of(engine.report()) == expected
+    assert events_of(engine, "refused")
+    assert not events_of(engine, "pruned")
+
+
+def test_case_12_what_a_backend_cannot_do_is_refused_at_construction() -> None:
+    """Case 12: pruning on an engine that cannot evict."""
+    with pytest.raises(CapabilityError, match="set pruning to 'none'"):
+        simulated({"can_evict": False}, pruning=PRUNE)
+    simulated({"can_evict": False}, pruning=NoPruning()).run(requests(1, tokens=2))
+
+
+def test_a_refused_engine_leaves_a_backend_it_was_given_alone() -> None:
+    closed: list[bool] = []
+    backend = SimulatedConfig(can_evict=False).open()
+    backend.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    with pytest.raises(CapabilityError):
+        Engine(configured(pruning=PRUNE), backend)
+    assert not closed
+
+
+def test_case_17_a_second_thread_is_refused() -> None:
+    """Case 17: whoever comes while another thread is inside gets a typed error, whatever it calls."""
+    engine = simulated()
+    engine.submit_all(requests(2))
+    inside, go_on = threading.Event(), threading.Event()
+    plain: Any = engine.backend.forward
+
+    def forward(chunks: list[Chunk]) -> Any:
+        inside.set()
+        assert go_on.wait(30)
+        return plain(chunks)
+
+    engine.backend.forward = forward  # type: ignore[method-assign]
+    other = threading.Thread(target=engine.step)
+    other.start()
+    try:
+        assert inside.wait(30)
+        for call in (engine.step, lambda: engine.submit("Hi"), lambda: engine.save("nowhere")):
+            with pytest.raises(EngineBusy):
+                call()
+        engine.cancel("r0")  # this one may come at any time
+    finally:
+        go_on.set()
+        other.join(30)
+    report = engine.run()
+    assert reasons(report) == {"r0": "cancelled", "r1": "length"}
+
+
+def test_case_6_a_batch_of_one_has_defined_statistics() -> None:
+    """Case 6: one request, one row: nothing is a variance over nothing."""
+    report = simulated().run([Request(prompt="Hi", max_tokens=1)])
+    trace = report.trace.tokens.columns()
+    assert np.isfinite(trace["varentropy"]).all()
+    assert report.completions[0].entropy_quarters == []
+    assert np.isfinite(report.summary["latency_p95"])
+
+
+def test_case_8_the_entropy_after_truncation_is_reported_too() -> None:
+    """Case 8: what was measured, and what was left after a later cut, are both in the trace."""
+    engine = simulated(
+        temperature=FixedTemperature(temperature=1.0), truncation=TopK(k=3, place="after")
+    )
+    engine.run([Request(id="a", prompt="Hi", max_tokens=40)])
+    trace = engine.trace.of("a")
+    assert np.all(trace["realized_entropy"] <= np.log(3) + 1e-9)
+    assert np.all(trace["realized_entropy"] < trace["entropy"])
+    before = simulated(temperature=FixedTemperature(temperature=1.0), truncation=TopK(k=3))
+    before.run([Request(id="a", prompt="Hi", max_tokens=40)])
+    trace = before.trace.of("a")
+    np.testing.assert_allclose(trace["realized_entropy"], trace["entropy"])
+
+
+# -- figures ----------------------------------------------------------------------------------------
+
+
+def test_tau_in_the_trace_is_the_falls_of_the_entropy() -> None:
+    engine = simulated()
+    report = engine.run(requests())
+    for done in report.completions:
+        entropy = engine.trace.of(done.id)["raw_entropy"]
+        falls = np.maximum(entropy[:-1] - entropy[1:], 0).sum()
+        assert done.tau == pytest.approx(falls)
+        assert engine.trace.of(done.id)["tau"][-1] == pytest.approx(falls)
+    assert report.summary["tau"] == pytest.approx(engine.trace.steps["tau"].sum())
+
+
+def test_latency_and_time_to_first_token_are_by_the_backends_clock() -> None:
+    engine = simulated({"slots": 1}, **PLAIN)
+    report = engine.run([Request(prompt=ids(10), max_tokens=5)])
+    (done,) = report.completions
+    times = engine.trace.of("0")["time"]
+    assert done.latency == pytest.approx(times[-1])
+    assert done.time_to_first_token == pytest.approx(times[0])
+    assert 0 < done.time_to_first_token < done.latency
+    assert report.summary["overhead_percent"] == pytest.approx(0, abs=1e-9)
+
+
+def test_progress_ends_at_its_total() -> None:
+    engine = simulated({"end": 4.0})
+    engine.submit_all(requests())
+    seen = [engine.progress]
+    while not engine.idle:
+        engine.step()
+        seen.append(engine.progress)
+    done = [now for now, _ in seen]
+    assert done == sorted(done)
+    assert all(now <= total for now, total in seen)
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] > 0
+
+
+def test_greedy_is_a_temperature_of_zero() -> None:
+    engine = simulated(temperature=GREEDY)
+    engine.run([Request(id="a", prompt=ids(3), max_tokens=30)])
+    trace = engine.trace.of("a")
+    assert np.all(trace["entropy"] == 0)
+    assert np.all(trace["surprisal"] == 0)
+    assert np.all(trace["raw_entropy"] > 0)
+
+
+@settings(max_examples=40)
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=7),
+    slots=st.integers(1, 4),
+    step_tokens=st.integers(1, 80),
+    cells=st.integers(160, 500),
+    priority=st.sampled_from([FirstCome(), RoundRobin(), EntropicPriority(patience=5)]),
+    pruning=st.sampled_from([NoPruning(), PRUNE]),
+)
+def test_any_workload_ends_with_everything_accounted(
+    sizes: list[tuple[int, int]],
+    slots: int,
+    step_tokens: int,
+    cells: int,
+    priority: Any,
+    pruning: Any,
+) -> None:
+    engine = simulated(
+        {"slots": slots, "step_tokens": step_tokens, "cells": cells, "vocab": 32, "context": 160},
+        priority=priority,
+        pruning=pruning,
+    )
+    work = [
+        Request(id=str(n), prompt=[1 + n] * prompt, max_tokens=tokens)
+        for n, (prompt, tokens) in enumerate(sizes)
+    ]
+    engine.submit_all(work)
+    steps = 0
+    while not engine.idle:
+        engine.step()
+        ledgers_are_true(engine)
+        steps += 1
+        assert steps < 10_000
+    assert set(reasons(engine.report()).values()) == {"length"}
+    assert [len(done.tokens) for done in engine.report().completions] == [t for _, t in sizes]
+    assert engine.backend.room() == cells
+    fed = engine.trace.steps["prompt_tokens"].sum() + engine.trace.steps["rows"].sum()
+    assert fed == sum(prompt + tokens - 1 for prompt, tokens in sizes)
+    longest = engine.trace.steps["rows"] + engine.trace.steps["prompt_tokens"]
+    assert longest.max() <= step_tokens
