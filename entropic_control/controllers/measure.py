@@ -121,6 +121,8 @@ def measure(
     valid = np.zeros(count, np.bool_)
     supports: list[Support | None] = []
     temperatures = command.temperature.tolist()
+    if len(temperatures) != count:
+        raise ValueError(f"{count} rows of logits and {len(temperatures)} temperatures")
     for index, temperature in enumerate(temperatures):
         row = working_precision(logits[index])
         ends = extremes(row)

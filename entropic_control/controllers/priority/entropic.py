@@ -33,8 +33,8 @@ class EntropicPriority(Priority):
     C is the predicted seconds of the step, M the KV cells held and L the seconds until the request is
     done (or due). Decoding rows are served in sets, all those up to some length: the index of a set is
     the sum of the gains over the cost of the whole step, because an engine that pads attention to its
-    longest row makes a mixed set dearer than its parts. A prompt is worth the gain of all its tokens over the cost of prefill and decode
-    together, the Gittins index of that job.
+    longest row makes a mixed set dearer than its parts. A prompt is worth the gain of all its tokens
+    over the cost of prefill and decode together, the Gittins index of that job.
 
     Parameters
     ----------
