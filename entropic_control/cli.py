@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from entropic_control import __version__
-from entropic_control.errors import ConfigError, EntropicError
+from entropic_control.errors import CapabilityError, ConfigError, EntropicError
 
 SAMPLE_PROMPTS = (
     "Write a story about a lighthouse.",
@@ -108,9 +108,18 @@ def _run(args: argparse.Namespace) -> int:
             console.rule(escape(f"{done.id} · {done.finish_reason}"), align="left")
             console.print(escape(done.error or done.text), highlight=False)
         console.print(report)
-    if args.out:
-        draw(args.out, Console(stderr=True))
+    if args.out and len(report.trace.tokens):
+        _draw_if_possible(args.out)
     return 1 if any(done.finish_reason == "failed" for done in report.completions) else 0
+
+
+def _draw_if_possible(directory: Path) -> None:
+    """Draw a run that is saved already: without the means to, that is a remark, not a fault."""
+    console = Console(stderr=True)
+    try:
+        draw(directory, console)
+    except CapabilityError as error:
+        console.print(f"no plots were drawn: {escape(str(error))}", highlight=False)
 
 
 def _samples() -> Iterator[Any]:

@@ -178,6 +178,8 @@ class Engine:
             raise PromptError(name, str(error)) from error
         except OverflowError:
             raise PromptError(name, outside) from None
+        except UnicodeEncodeError as error:
+            raise PromptError(name, f"the prompt is not text: {error}") from None
         if not len(tokens):
             raise PromptError(name, "the prompt is empty")
         if tokens.min() < 0 or tokens.max() >= self.backend.capabilities.vocab:

@@ -15,7 +15,7 @@ from entropic_control.controllers.pruning import BLOCK
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import split, stack
-from entropic_control.controllers.temperature import Command, FixedTemperature
+from entropic_control.controllers.temperature import Command
 from entropic_control.sequence import Sequence as Work
 
 
@@ -43,17 +43,19 @@ class Loops:
     config : Config
         Whose controllers they are.
     dry_run : bool
-        Update every controller, but sample at the temperature the controller starts from.
+        Update every controller, but sample at the temperature the controller starts from; at 1 if
+        it would choose that from the logits.
     """
 
     def __init__(self, config: Config, *, dry_run: bool = False) -> None:
         self.config = config
-        start = getattr(config.temperature, "start", 1.0)
-        self._observed = FixedTemperature(temperature=start) if dry_run else None
+        self._dry_run = dry_run
 
     def enter(self, work: Work) -> None:
         """Give a sequence fresh states, with its own settings where it has any."""
         work.temperature = self.config.temperature.init(1, **work.request.temperature)
+        if self._dry_run and not self.config.temperature.reads_logits:
+            work.start = float(self.config.temperature.command(work.temperature).temperature[0])
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
         pruning, expected = self.config.pruning, len(work.prompt) + work.limit
@@ -66,7 +68,7 @@ class Loops:
         """
         config, count = self.config, len(works)
         state = stack([work.temperature for work in works])
-        command = self._command(state, logits)
+        command = self._command(works, state, logits)
         measured = measure(logits, command, config.estimator, config.truncation)
         valid = measured.reading.valid.tolist()
         tokens = [
@@ -87,10 +89,10 @@ class Loops:
         passed = fall(before, reading.raw_entropy)
         return Sampled(tokens, reading, command, commanded, state, passed)
 
-    def _command(self, state: Any, logits: list[Array]) -> Command:
-        if self._observed is not None:
-            return self._observed.command(self._observed.init(len(logits)))
+    def _command(self, works: Sequence[Work], state: Any, logits: list[Array]) -> Command:
         temperature = self.config.temperature
+        if self._dry_run:
+            return Command(np.array([work.start for work in works]))
         if not temperature.reads_logits:
             return temperature.command(state)
         return temperature.command(state, truncated_before(logits, self.config.truncation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -29,6 +30,7 @@ def save(engine: Engine, path: Path) -> None:
         "format": FORMAT,
         "backend": engine.backend.capabilities._asdict(),
         "config": engine.config.model_dump(mode="json"),
+        "dry_run": engine.dry_run,
         "requests": [_describe(work, now) for work in works],
     }
     arrays = {"head": np.frombuffer(json.dumps(head).encode(), np.uint8)}
@@ -58,21 +60,14 @@ def restore(path: str | Path, backend: Backend | None = None) -> Engine:
     """
     from entropic_control.engine import Engine
 
+    arrays, head = _read(Path(path))
+    engine = Engine(load_config(head["config"]), backend, dry_run=head["dry_run"])
     try:
-        with np.load(Path(path), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        head = json.loads(arrays["head"].tobytes())
-    except (OSError, ValueError, KeyError) as error:
-        raise StateError(f"{str(path)!r} is not a saved engine state: {error}") from error
-    if head.get("format") != FORMAT:
-        raise StateError(f"{str(path)!r} has format {head.get('format')!r}, not {FORMAT}")
-    engine = Engine(load_config(head["config"]), backend)
-    if list(engine.backend.capabilities) != list(head["backend"].values()):
-        raise StateError(
-            f"{str(path)!r} was saved on {head['backend']}, and this backend is "
-            f"{engine.backend.capabilities._asdict()}"
-        )
-    try:
+        if engine.backend.capabilities._asdict() != head["backend"]:
+            raise StateError(
+                f"{str(path)!r} was saved on {head['backend']}, and this backend is "
+                f"{engine.backend.capabilities._asdict()}"
+            )
         for index, described in enumerate(head["requests"]):
             own = {
                 name.split("/", 1)[1]: value
@@ -80,9 +75,29 @@ def restore(path: str | Path, backend: Backend | None = None) -> Engine:
                 if name.startswith(f"{index}/")
             }
             engine.adopt(_rebuild(engine, described, own))
-    except (KeyError, ValueError, IndexError) as error:
-        raise StateError(f"{str(path)!r} is damaged: {error!r}") from error
+    except Exception as error:
+        if backend is None:
+            engine.close()
+        if isinstance(error, (KeyError, ValueError, IndexError, TypeError)):
+            raise StateError(f"{str(path)!r} is damaged: {error!r}") from error
+        raise
     return engine
+
+
+def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays of a saved state, and what is told about them."""
+    try:
+        # Opened as the zip file it is: `numpy.load` would also take a bare array or a pickle.
+        with path.open("rb") as stream, np.lib.npyio.NpzFile(stream, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        head = json.loads(arrays["head"].tobytes())
+        form = head["format"]
+        complete = {"backend", "config", "dry_run", "requests"} <= head.keys()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+        raise StateError(f"{str(path)!r} is not a saved engine state: {error}") from error
+    if form != FORMAT or not complete:
+        raise StateError(f"{str(path)!r} has format {form!r}, not {FORMAT}, or lacks a part")
+    return arrays, head
 
 
 def _describe(work: Sequence, now: float) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class Sequence:
         self.prunable = True
         self.observed = False
         """Whether a dry run has noted what pruning would do."""
+        self.start = 1.0
+        """The temperature of a dry run."""
         self.temperature: Any = None
         self.priority: Any = None
         self.pruning: Any = None

@@ -55,7 +55,8 @@ STEP_COLUMNS: dict[str, str] = {
     "tau": "f8",
     "reason": "U48",
 }
-"""One row a step. `reason` is the scheduler's, `forward` is the engine's own time, `seconds` the whole step, both in seconds."""
+"""One row a step. `reason` is the scheduler's, `forward` the engine's own time, `seconds` the whole
+step, both in seconds."""
 
 
 class Table:
@@ -169,10 +170,11 @@ def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def _parquet(path: Path, columns: dict[str, Array]) -> Path:
+    parquet = _pyarrow()
     import pyarrow
 
     target = path.with_suffix(".parquet")
-    _pyarrow().write_table(pyarrow.table(columns), target)
+    parquet.write_table(pyarrow.table(columns), target)
     return target
 
 

@@ -54,6 +54,7 @@ def ledgers_are_true(engine: Engine) -> int:
     """Check every seated sequence's ledger against its engine; returns how many were checked."""
     seated = [work for work in engine.unfinished if work.slot is not None]
     for work in seated:
+        assert work.slot is not None
         held: Sequence[int] = engine.backend.held(work.slot).tolist()
         assert work.ledger.positions().tolist() == held
         assert work.ledger.cells == len(held)

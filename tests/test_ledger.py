@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,7 +58,7 @@ def test_ledger_is_a_set_of_positions(operations: list[tuple[str, object]]) -> N
             gone = {p for start, stop in runs for p in range(start, stop)}
             assert gone == {p for b in blocks[~keep] for p in range(b * BLOCK, (b + 1) * BLOCK)}
             assert runs == sorted(runs)
-            joined = [a for (_, a), (b, _) in zip(runs, runs[1:], strict=False) if a == b]
+            joined = [a for (_, a), (b, _) in pairwise(runs) if a == b]
             assert not joined, "neighbouring blocks go in one call"
             assert ledger.positions().tolist() == before  # asking changes nothing
             for start, stop in runs:

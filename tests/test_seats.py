@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entropic_control import Request
-from entropic_control.backends import SimulatedConfig
+from entropic_control.backends import Chunk, SimulatedConfig
 from entropic_control.controllers import (
     EntropicPriority,
     FirstCome,
@@ -197,7 +198,7 @@ def test_whatever_is_planned_what_is_seated_fits(
 ) -> None:
     backend: Any = SimulatedConfig(slots=slots, cells=cells, context=256, can_swap=swap).open()
     preempted: list[str] = []
-    seats = Seats(backend, lambda work, reason: preempted.append(work.id))
+    seats = Seats(backend, lambda work, _: preempted.append(work.id))
     works = [work_of(n, prompt, backend) for n, prompt in enumerate(prompts)]
     for wanted in plans:
         unique = {n: tokens for n, tokens in wanted if n < len(works)}
@@ -210,7 +211,7 @@ def test_whatever_is_planned_what_is_seated_fits(
             continue
         held = {work.id: work.ledger.cells for work in works}
         live = [work for work in works if work.prompt_left]
-        seating = seats.take(plan, lambda: live, "test")
+        seating = seats.take(plan, partial(list, live), "test")
         assert {work.id: work.ledger.cells for work in works} == held
         assert seats.free == slots - sum(work.slot is not None for work in works)
         taken = [work.slot for work in works if work.slot is not None]
@@ -234,8 +235,6 @@ def test_whatever_is_planned_what_is_seated_fits(
     assert swap or not preempted
 
 
-def _chunk(work: Sequence, start: int, tokens: int) -> Any:
-    from entropic_control.backends import Chunk
-
+def _chunk(work: Sequence, start: int, tokens: int) -> Chunk:
     assert work.slot is not None
     return Chunk(work.slot, start, work.prompt[start : start + tokens], False)

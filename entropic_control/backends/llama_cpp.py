@@ -135,7 +135,7 @@ class LlamaCpp:
             raise ModelError(
                 f"context {config.context} is more than the {trained} tokens {path!r} was trained for"
             )
-        threads = config.threads or len(os.sched_getaffinity(0))
+        threads = config.threads or _cores()
         wanted = api.llama_context_default_params()
         wanted.n_ctx = config.slots * config.context
         wanted.n_seq_max = config.slots
@@ -197,9 +197,12 @@ class LlamaCpp:
 
     def piece(self, token: int) -> bytes:
         if token not in self._pieces:
-            out = ctypes.create_string_buffer(256)
-            size = self._api.llama_token_to_piece(self._vocab, token, out, 256, 0, False)
-            self._pieces[token] = out.raw[: max(size, 0)]
+            size = 32
+            while size > 0:
+                out = ctypes.create_string_buffer(size)
+                wanted = self._api.llama_token_to_piece(self._vocab, token, out, size, 0, False)
+                self._pieces[token] = out.raw[: max(wanted, 0)]
+                size = -wanted  # negative if the piece is longer than the buffer
         return self._pieces[token]
 
     def is_end(self, token: int) -> bool:
@@ -406,6 +409,13 @@ def _positions(data: bytes | memoryview) -> Array:
     if not np.all(table[:, 1] == 1):
         raise DecodeError(-1, "this version of llama.cpp lays its saved states out differently")
     return np.sort(table[:, 0].astype(np.int64))
+
+
+def _cores() -> int:
+    """The cores this process may run on, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 _log: deque[str] = deque(maxlen=20)

@@ -66,9 +66,13 @@ def resolve(model: str) -> Path:
             f"no model at {model!r}: give a path to a GGUF file, hf://owner/repo/file.gguf, or one of "
             f"{', '.join(KNOWN)}"
         )
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise ModelError(f"{model!r} is not a GGUF file")
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"{model!r} cannot be read: {error}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"{model!r} is not a GGUF file")
     return path
 
 

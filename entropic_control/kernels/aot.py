@@ -57,9 +57,12 @@ def variants() -> Iterator[Variant]:
     for dtype in ("fp32", "bf16"):
         yield from _row_variants(f"{dtype} 131072", dtype, {"TILES": 32, "RUNS": 16, "NT": 32}, 512)
     single = {"TILES": 256, "RUNS": 4, "NT": 256}
-    yield from _row_variants("fp32 262144, one row", "fp32", single, 1024)
+    for variant in _row_variants("fp32 262144, one row", "fp32", single, 1024):
+        yield with_ones(variant, "rows", "k")
     for dtype in ("fp32", "bf16"):
         yield from _attention_variants(dtype)
+    for variant in (v for v in _attention_variants("fp16") if "64x3" in v.name):
+        yield with_ones(variant, "window", "width", "each", "splits", "table_row", "count_row")
     from entropic_control.kernels import kv_cache
 
     pools = ("keys", "values", "key_pool", "value_pool")
@@ -80,6 +83,12 @@ def variants() -> Iterator[Variant]:
         {"CHUNK": kv_cache.CHUNK},
         {"num_warps": kv_cache.WARPS},
     )
+
+
+def with_ones(variant: Variant, *names: str) -> Variant:
+    """The variant that Triton makes where these integers are 1: it turns them into constants."""
+    ones = dict.fromkeys((name for name in names if name in variant.kernel.arg_names), 1)
+    return variant._replace(name=f"{variant.name}, ones", constants={**variant.constants, **ones})
 
 
 def _row_variants(
@@ -145,7 +154,11 @@ def _attention_variants(dtype: str) -> Iterator[Variant]:
         )  # fmt: skip
         lines = {"GROUP_PAD": 4, "AT_ONCE": 4 if size > 128 or dtype == "fp32" else 16}
         yield Variant(
-            f"paged_prefill {name}", paged_prefill.prefill_kernel, types, {**blocks, **lines}, warps
+            f"paged_prefill {name}",
+            paged_prefill.prefill_kernel,
+            types,
+            {**blocks, **lines},
+            {"num_warps": paged_prefill.warps(4 * lines["AT_ONCE"], size)},
         )
 
 
@@ -168,7 +181,7 @@ def compile_variant(variant: Variant, arch: int) -> Resources:
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if types[name].startswith("*") or name in _ALIGNED
+        if types[name].startswith("*") or (name in _ALIGNED and types[name] == "i32")
     }
     source = ASTSource(
         fn=variant.kernel, signature=types, constexprs=variant.constants, attrs=aligned

@@ -185,14 +185,16 @@ def control_sample(
     token, live = torch.empty(2, rows, dtype=torch.int32, device=logits.device)
     valid = torch.empty(rows, dtype=torch.bool, device=logits.device)
     loop = gains or PIGains(0.0, 0.0, 0.0, (1.0, 1.0), "none", 1.0)
+    # As floats: Triton would make constants of integers that are 1.
+    numbers = map(float, (loop.kp, loop.ki, loop.filter, *loop.bounds, loop.v_min))
     if rows:
         with on(logits.device):
             control_sample_kernel[(rows * tiling.tiles,)](
                 logits, temperature, state, next_state, seeds, steps, truncation,
                 out, token, live, valid, space.stats, space.runs, space.tickets,
-                vocab, logits.stride(0), rows, loop.kp, loop.ki, loop.filter, *loop.bounds,
-                loop.v_min, TILES=tiling.tiles, RUNS=tiling.runs, NT=tiling.padded_tiles,
-                NR=tiling.padded_runs, CONTROL=gains is not None,
+                vocab, logits.stride(0), rows, *numbers,
+                TILES=tiling.tiles, RUNS=tiling.runs, NT=tiling.padded_tiles, NR=tiling.padded_runs,
+                CONTROL=gains is not None,
                 SCHEDULE=loop.schedule == "varentropy", TRUNCATE=truncation is not None,
                 BEFORE=early, RAW=raw or early,
                 **options(tiling.runs, truncation is not None),

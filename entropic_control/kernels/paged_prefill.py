@@ -24,10 +24,13 @@ from entropic_control.kernels.dispatch import (
 )
 from entropic_control.kernels.paged_attention import check_paged
 
-WARPS = 4
-
 _INF = tl.constexpr(float("inf"))
 _LOWEST = tl.constexpr(-1e30)
+
+
+def warps(lines: int, size: int) -> int:
+    """Warps for a tile of `lines` queries of head size `size`: as many as its registers need."""
+    return 8 if lines >= 64 and size > 64 else 4
 
 
 def paged_prefill(
@@ -107,7 +110,8 @@ def paged_prefill(
                 HEADS=heads, GROUP=group, GROUP_PAD=group_pad, AT_ONCE=at_once,
                 SIZE=size, SIZE_PAD=max(16, power_of_two(size)), BLOCK=block, TOGETHER=together,
                 WINDOW=window is not None,
-                UPCAST=chosen == "interpreter" and queries.dtype == torch.bfloat16, num_warps=WARPS,
+                UPCAST=chosen == "interpreter" and queries.dtype == torch.bfloat16,
+                num_warps=warps(at_once * group_pad, size),
             )  # fmt: skip
     return output
 

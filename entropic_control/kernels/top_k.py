@@ -155,9 +155,11 @@ def top_k_kernel(
             row_stats, temperature, inverse, TILES=TILES, NT=NT, RAW=False
         )
         exact = (live <= k) | (temperature <= _GREEDY)
+        # k = 1 is a constant to the compiler, which has no `to`.
+        wanted = (live * 0 + k).to(tl.float32)
         limit, _, _, _ = bisect(
             row_logits, row_stats, vocab, peak - _INF, tl.where(exact | (valid == 0), -_INF, peak),
-            k.to(tl.float32), norm * 0.0 + _INF, peak, inverse, TILES=TILES, RUNS=RUNS,
+            wanted, norm * 0.0 + _INF, peak, inverse, TILES=TILES, RUNS=RUNS,
         )  # fmt: skip
         count, smallest, mass, first = seen(
             row_logits, row_stats, vocab, limit, peak, inverse, TILES=TILES, RUNS=RUNS

@@ -9,11 +9,13 @@ from pydantic import ValidationError
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import ConfigError
-from entropic_control.proofs.fastgain import fast_gain
+from entropic_control.proofs.fastgain import vertices as fast_vertices
 from entropic_control.proofs.identify import Plant
 from entropic_control.proofs.margins import Margins, margins, worst
 from entropic_control.proofs.noise import Spread, predict
-from entropic_control.proofs.scheduled import MISMATCH, scheduled_gain
+from entropic_control.proofs.quadratic import common_quadratic
+from entropic_control.proofs.scheduled import MISMATCH
+from entropic_control.proofs.scheduled import vertices as scheduled_vertices
 
 GAINS = np.geomspace(0.005, 2.0, 14)
 """Proportional and integral gains that are tried, for a loop gain of one."""
@@ -121,9 +123,10 @@ def _meets(found: Margins, gm: float, pm: float) -> bool:
 
 def _certified(controller: PITemperature, plant: Plant, delay: int) -> bool:
     if controller.schedule == "varentropy":
-        return scheduled_gain(controller, delay, mismatch=MISMATCH).P is not None
-    low, high = plant.range
-    return fast_gain(controller, low, high, delay).P is not None
+        corners = scheduled_vertices(controller, delay, 1.0, MISMATCH)
+    else:
+        corners = fast_vertices(controller, delay, *plant.range)
+    return common_quadratic(corners) is not None
 
 
 def _start(plant: Plant, target: float, bounds: tuple[float, float], vocab: int) -> float:

@@ -78,8 +78,8 @@ class FastGain(Claim):
         if self.P is None:
             return [
                 f"no common Lyapunov function exists for gains in [{self.low:g}, {self.high:g}] nats; the "
-                f"largest provable gain is {self.clipped:.3g}, so divide kp and ki by "
-                f"{self.high / self.clipped:.3g} or use the varentropy schedule"
+                f"largest provable gain is {self.clipped:.3g}, so divide the gains by "
+                f"{self.high / self.clipped:.3g}, or by the varentropy as a schedule does"
                 if self.clipped > 0
                 else f"the loop is unstable at gain {self.low:g} already"
             ]

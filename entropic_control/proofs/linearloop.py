@@ -97,7 +97,9 @@ class LinearLoop(Claim):
                     f"below it, {beyond:.8g} above"
                 )
         elif max(self._radius(g, 1e6) for g in gains(self.gain)) >= 1:
-            faults.append("the gain margin is said to be infinite, and a millionfold gain is unstable")
+            faults.append(
+                "the gain margin is said to be infinite, and a millionfold gain is unstable"
+            )
         if m.gain_margin_db < self.least_gain_margin:
             faults.append(
                 f"the gain margin is {m.gain_margin_db:.1f} dB, below the {self.least_gain_margin:g} dB "

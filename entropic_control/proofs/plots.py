@@ -127,7 +127,7 @@ def root_locus(
         ax.plot(
             edge.real, edge.imag, "o", mfc="none", color="black", ms=9, label=f"gain x {margin:.3g}"
         )
-    figure.colorbar(dots, ax=ax, label="log10 of the factor on the gain")
+    figure.colorbar(dots, ax=ax, fraction=0.045, pad=0.03, label="log10 of the factor on the gain")
     ax.set(xlim=(-1.5, 1.5), ylim=(-1.5, 1.5), xlabel="Re z", ylabel="Im z", aspect="equal")
     ax.legend(fontsize="small", loc="lower left")
     ax.grid(alpha=0.3)

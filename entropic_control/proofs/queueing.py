@@ -10,6 +10,9 @@ from entropic_control.controllers import EntropicPriority, Priority
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority import Candidates, FlowState, Limits, Plan
 
+LONGEST = 4000
+"""Cells of the longest row in a random queue."""
+
 
 class PaddedCost(NamedTuple):
     """Seconds of a step on an engine that pads attention to the longest row, and of a prompt."""
@@ -132,7 +135,7 @@ def random_queue(rng: np.random.Generator, priority: EntropicPriority, most: int
             prompt=0 if decoding else int(rng.integers(1, 200)),
             decode=int(rng.integers(1, 100)),
             flow=float(np.exp(rng.uniform(-4, 1))),
-            cells=int(rng.integers(1, 4000)) if decoding else 0,
+            cells=int(rng.integers(1, LONGEST)) if decoding else 0,
         )
     queue.waited = rng.integers(0, 2 * priority.patience, n)
     return queue

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from scipy.optimize import brentq
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import moments
@@ -99,11 +98,10 @@ def largest(vocab: int) -> VarentropyGain:
     if vocab < 2:
         return VarentropyGain(max(vocab, 1), 0.0, 0.0)
     low, high = 1e-12, 0.5
-
-    def stationary(r: float) -> float:
-        return float((1 - 2 * r) * np.log((vocab - 1) * (1 - r) / r) - 2)
-
-    rest = float(brentq(stationary, low, high, xtol=1e-15))
+    for _ in range(60):  # the left side falls from above 2 to 0 on the way to r = 1/2
+        rest = 0.5 * (low + high)
+        above = (1 - 2 * rest) * np.log((vocab - 1) * (1 - rest) / rest) > 2
+        low, high = (rest, high) if above else (low, rest)
     return VarentropyGain(vocab, _two_level(vocab, rest), rest)
 
 

@@ -82,6 +82,8 @@ FORGED: list[tuple[str, Change]] = [
     ("bounded waiting", lambda c: {"bound": c.bound - 1}),
     ("bounded waiting", lambda c: {"bound": c.bound + 1}),
     ("bounded waiting", lambda c: {"attained": c.attained + 1}),
+    ("work conservation", {"padding": 0.9}),
+    ("work conservation", lambda c: {"dearest": 1.1 * c.padding}),
     ("work conservation", {"drift_light": 0.5}),
     ("work conservation", lambda c: {"drift_heavy": -c.drift_heavy}),
     ("work conservation", {"gain_of_batching": 0.9}),
@@ -180,18 +182,6 @@ class Upside(EntropicPriority):
         return -super().index(state, candidates, cost)
 
 
-class Everyone(EntropicPriority):
-    """A scheduler that batches short rows with the longest, whatever it costs."""
-
-    kind: str
-
-    def plan(self, state, candidates, cost, limits) -> Plan:  # type: ignore[no-untyped-def]
-        rows = np.flatnonzero(candidates.prompt_left == 0)[: limits.step_tokens]
-        if not rows.size:
-            return super().plan(state, candidates, cost, limits)
-        return Plan(rows, np.ones(len(rows), np.intp), "all")
-
-
 class Idle(EntropicPriority):
     """A scheduler that rests when one request is left."""
 
@@ -210,13 +200,17 @@ class Idle(EntropicPriority):
         ("bounded waiting", Starving(kind="starving")),
         ("bounded waiting", Idle(kind="idle")),
         ("index order", Upside(kind="upside_down")),
-        ("work conservation", Everyone(kind="everyone")),
         ("work conservation", Idle(kind="idle")),
     ],
     ids=lambda v: getattr(v, "kind", v),
 )
 def test_wrong_schedulers_are_caught(name: str, priority: EntropicPriority) -> None:
     claim = replace(CLAIMS[name](), priority=priority)
+    assert claim.falsify(TRIALS) is not None
+
+
+def test_a_padding_bound_that_batches_exceed_is_falsified() -> None:
+    claim = replace(CLAIMS["work conservation"](), padding=0.99)
     assert claim.falsify(TRIALS) is not None
 
 
