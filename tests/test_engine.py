@@ -112,6 +112,26 @@ def test_chunks_of_a_prompt_are_measured_like_the_whole() -> None:
     np.testing.assert_array_equal(tables[1], tables[2])
 
 
+@pytest.mark.parametrize("step_tokens", [7, 16, 512])
+def test_surprisal_belongs_to_the_block_of_its_own_token(step_tokens: int) -> None:
+    # What was to be expected, but for the first token of one block and the last of another.
+    plant = SimulatedConfig().open()
+    prompt = [5]
+    while len(prompt) < 100:
+        chunk = Chunk(0, 0, np.array(prompt[-1:], np.int32), True)
+        row = plant.forward([chunk]).logits[0][1:]
+        plant.release(0)
+        surprising = len(prompt) in (32, 79)
+        prompt.append(1 + int(row.argmin() if surprising else row.argmax()))
+    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE)
+    engine.submit(Request(prompt=prompt, max_tokens=9))
+    while engine.unfinished[0].prompt_left:
+        engine.step()
+    nats = engine.unfinished[0].ledger.export()["surprisal"]
+    assert np.flatnonzero(nats > 6).tolist() == [2, 4]
+    assert np.all(nats[:7] > 0)
+
+
 def test_prompts_are_measured_only_where_pruning_will_need_it() -> None:
     def measured(pruning: Any, prompt: int) -> bool:
         engine = simulated(pruning=pruning)
@@ -185,7 +205,7 @@ def states_of(work: Any) -> list[Any]:
 
 def leaves(state: Any) -> list[Any]:
     found: list[Any] = []
-    map_leaves(lambda leaf: found.append(leaf) or leaf, state)
+    map_leaves(found.append, state)
     return found
 
 
@@ -207,7 +227,7 @@ def break_rows(
                 row[where] = value
         return result
 
-    engine.backend.forward = forward  # type: ignore[method-assign]
+    engine.backend.forward = forward  # type: ignore[assignment, method-assign]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +277,7 @@ def test_case_9_a_single_live_token_is_infeasible_and_harmless() -> None:
                 row[17] = 1.0
         return result
 
-    engine.backend.forward = forward  # type: ignore[method-assign]
+    engine.backend.forward = forward  # type: ignore[assignment, method-assign]
     report = engine.run([Request(id="r0", prompt=ids(5), max_tokens=8)])
     assert report.completions[0].tokens[3:] == [17] * 5
     trace = engine.trace.of("r0")
@@ -277,7 +297,7 @@ def failing(engine: Engine, fails: Any, error: DecodeError) -> list[int]:
             raise error
         return plain(chunks)
 
-    engine.backend.forward = forward  # type: ignore[method-assign]
+    engine.backend.forward = forward  # type: ignore[assignment, method-assign]
     return sizes
 
 
@@ -325,7 +345,7 @@ def test_case_12_a_refused_eviction_changes_nothing() -> None:
     """Case 12: evict says no: the ledger stays, the refusal is traced, the tokens are the same."""
     expected = tokens_of(simulated(pruning=NoPruning()).run(requests(prompt=150)))
     engine = simulated(pruning=PRUNE)
-    engine.backend.evict = lambda *_: False  # type: ignore[method-assign]
+    engine.backend.evict = lambda *_: False  # type: ignore[assignment, method-assign]
     engine.submit_all(requests(prompt=150))
     while not engine.idle:
         engine.step()
@@ -346,7 +366,7 @@ def test_case_12_what_a_backend_cannot_do_is_refused_at_construction() -> None:
 def test_a_refused_engine_leaves_a_backend_it_was_given_alone() -> None:
     closed: list[bool] = []
     backend = SimulatedConfig(can_evict=False).open()
-    backend.close = lambda: closed.append(True)  # type: ignore[method-assign]
+    backend.close = lambda: closed.append(True)  # type: ignore[assignment, method-assign]
     with pytest.raises(CapabilityError):
         Engine(configured(pruning=PRUNE), backend)
     assert not closed
@@ -364,7 +384,7 @@ def test_case_17_a_second_thread_is_refused() -> None:
         assert go_on.wait(30)
         return plain(chunks)
 
-    engine.backend.forward = forward  # type: ignore[method-assign]
+    engine.backend.forward = forward  # type: ignore[assignment, method-assign]
     other = threading.Thread(target=engine.step)
     other.start()
     try:

@@ -184,6 +184,17 @@ def _is_broken(piece: bytes) -> bool:
     return False
 
 
+def test_a_measured_prompt_is_sampled_from_its_last_token(backend: Any) -> None:
+    tokens = prose(backend, 40)
+    plain = [feed(backend, slot, tokens[:size]) for slot, size in ((0, 40), (1, 25))]
+    chunks = [
+        Chunk(slot, 0, tokens[:size], True, tokens[1:size]) for slot, size in ((2, 40), (3, 25))
+    ]
+    for measured, expected in zip(backend.forward(chunks).logits, plain, strict=True):
+        np.testing.assert_allclose(measured, expected, atol=0.3)
+        assert measured.argmax() == expected.argmax()
+
+
 def test_prompt_surprisal_is_that_of_the_logits(backend: Any) -> None:
     tokens = prose(backend, 60)
     together = backend.forward([Chunk(0, 0, tokens, True, tokens[1:])]).surprisal[0].copy()

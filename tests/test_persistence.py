@@ -249,7 +249,7 @@ def test_a_missing_part_is_refused(saved: Path, part: str) -> None:
         arrays = {name: file[name] for name in file.files if name != f"1/{part}"}
     assert len(arrays) > 10
     with saved.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, **arrays)
     with pytest.raises(StateError, match="damaged"):
         restore(saved)
 
@@ -270,7 +270,7 @@ def test_a_damaged_description_is_refused(saved: Path, change: dict[str, Any]) -
     described["requests"][0].update(change)
     arrays["head"] = head(described)
     with saved.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
+        np.savez(stream, **arrays)
     with pytest.raises(StateError, match="damaged"):
         restore(saved)
 

@@ -100,8 +100,8 @@ def test_case_20_many_requests_in_a_pool_for_one(priority: Any) -> None:
 def test_case_20_what_can_never_fit_fails_alone() -> None:
     """Case 20: a prompt larger than the pool ends with an error, and the rest finish."""
     engine = simulated({"cells": 64, "slots": 2}, priority=FirstCome(), pruning=NoPruning())
-    run_checked_but_starved = [request("huge", 90, 10), request("ok", 20, 30)]
-    report = engine.run(run_checked_but_starved)
+    requests = [request("huge", 90, 10), request("ok", 20, 30)]
+    report = engine.run(requests)
     assert reasons(report) == {"huge": "failed", "ok": "length"}
     (failed,) = [done for done in report.completions if done.id == "huge"]
     assert "no KV cells are left for request 'huge'" in (failed.error or "")

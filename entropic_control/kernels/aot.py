@@ -158,7 +158,7 @@ def _attention_variants(dtype: str) -> Iterator[Variant]:
             paged_prefill.prefill_kernel,
             types,
             {**blocks, **lines},
-            {"num_warps": paged_prefill.warps(4 * lines["AT_ONCE"], size)},
+            {"num_warps": paged_prefill.warps(4 * lines["AT_ONCE"])},
         )
 
 

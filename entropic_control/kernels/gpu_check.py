@@ -494,7 +494,7 @@ def unreachable() -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks and the timings; see the module's description for the exit code."""
     parser = argparse.ArgumentParser(prog="entropic_control.kernels.gpu_check")
-    parser.add_argument("--json", type=Path, default=Path("gpu-check.json"))
+    parser.add_argument("--json", type=Path, default=Path("runs/gpu-check.json"))
     options = parser.parse_args(arguments)
     if reason := unreachable():
         print(
@@ -522,6 +522,7 @@ def main(arguments: list[str] | None = None) -> int:
         "timings": [t._asdict() for t in timed if isinstance(t, Timing)],
         "left_out": [t for t in timed if isinstance(t, str)],
     }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(record, indent=1))
     return int(not all(check.passed for check in checked))
 

@@ -28,9 +28,9 @@ _INF = tl.constexpr(float("inf"))
 _LOWEST = tl.constexpr(-1e30)
 
 
-def warps(lines: int, size: int) -> int:
-    """Warps for a tile of `lines` queries of head size `size`: as many as its registers need."""
-    return 8 if lines >= 64 and size > 64 else 4
+def warps(lines: int) -> int:
+    """Warps for a tile of `lines` queries: as many as its registers need."""
+    return 8 if lines >= 64 else 4
 
 
 def paged_prefill(
@@ -111,7 +111,7 @@ def paged_prefill(
                 SIZE=size, SIZE_PAD=max(16, power_of_two(size)), BLOCK=block, TOGETHER=together,
                 WINDOW=window is not None,
                 UPCAST=chosen == "interpreter" and queries.dtype == torch.bfloat16,
-                num_warps=warps(at_once * group_pad, size),
+                num_warps=warps(at_once * group_pad),
             )  # fmt: skip
     return output
 
@@ -132,6 +132,7 @@ def paged_prefill_reference(
 ) -> Any:
     """The same in plain torch, row by row: gather, mask, softmax."""
     block, kv_heads, size = keys.shape[1:]
+    group = queries.shape[1] // kv_heads
     output = torch.zeros_like(queries, dtype=precision)
     bounds, ends = offsets.tolist(), lengths.tolist()
     within = torch.arange(block, device=table.device)
@@ -150,12 +151,14 @@ def paged_prefill_reference(
         # (KV heads, tokens, size); what is not held may be anything, NaN too.
         k, v = (x[index, :, head].flatten(1, 2).to(precision) for x in (keys, values))
         v = torch.where(held[..., None], v, 0.0)
-        q = queries[begin:end].to(precision).view(end - begin, kv_heads, -1, size)
+        q = queries[begin:end].to(precision).view(end - begin, kv_heads, group, size)
         scores = torch.einsum("qhgd,htd->hgqt", q, k) * scale
         scores = scores.masked_fill(~seen[:, None], -float("inf"))
         # A query that sees nothing has no softmax.
         shares = scores.softmax(-1).nan_to_num(0.0)
-        output[begin:end] = torch.einsum("hgqt,htd->qhgd", shares, v).reshape(end - begin, -1, size)
+        output[begin:end] = torch.einsum("hgqt,htd->qhgd", shares, v).reshape(
+            end - begin, *queries.shape[1:]
+        )
     return output if precision == torch.float64 else output.to(queries.dtype)
 
 

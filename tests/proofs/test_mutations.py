@@ -14,7 +14,7 @@ from entropic_control.proofs import Claim
 from entropic_control.proofs.coupled import PeakGain
 from entropic_control.proofs.noise import Spread
 
-TRIALS = 3_000
+TRIALS = 2_000
 
 # The classes below have no default kind, so that they stay out of the registry.
 
