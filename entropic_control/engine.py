@@ -435,10 +435,16 @@ class Engine:
             **self._loops.columns(works, sampled),
         )
         tau = 0.0
-        entropies, passed = sampled.reading.raw_entropy.tolist(), sampled.passed.tolist()
-        for work, token, entropy, nats in zip(
-            works, sampled.tokens, entropies, passed, strict=True
-        ):
+        reading = sampled.reading
+        rows_of = zip(
+            works,
+            sampled.tokens,
+            reading.raw_entropy.tolist(),
+            reading.raw_surprisal,
+            sampled.passed.tolist(),
+            strict=True,
+        )
+        for work, token, entropy, surprisal, nats in rows_of:
             if token < 0:
                 reason = "the model gave no usable distribution (all masked, NaN or +inf)"
                 self._fail(work, LogitsError(work.id, reason), events)
@@ -446,6 +452,8 @@ class Engine:
             work.raw_entropy = entropy
             work.tau += nats
             tau += nats
+            if work.measured:
+                work.ledger.record(work.ledger.length, np.array([surprisal]))
             self._take(work, token, events)
         return tau
 

@@ -116,6 +116,7 @@ class Loops:
             "tail_mass": reading.tail_mass,
             "live": reading.live,
             "surprisal": reading.surprisal,
+            "raw_surprisal": reading.raw_surprisal,
             "target": np.nan if targets is None else targets,
             "saturated": temperature.saturated(sampled.state),
             "feasible": temperature.feasible(sampled.state, reading.live),

@@ -45,7 +45,7 @@ class Sequence:
         self.swapped: bytes | None = None
         """KV taken out of the engine while the request is preempted."""
         self.measured = False
-        """Whether the prompt's surprisals are wanted."""
+        """Whether the surprisals of its tokens are wanted, for pruning."""
         self.prunable = True
         self.observed = False
         """Whether a dry run has noted what pruning would do."""

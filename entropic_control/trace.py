@@ -31,6 +31,7 @@ TOKEN_COLUMNS: dict[str, str] = {
     "tail_mass": "f8",
     "live": "i8",
     "surprisal": "f8",
+    "raw_surprisal": "f8",
     "target": "f8",
     "saturated": "i1",
     "feasible": "?",

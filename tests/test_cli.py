@@ -275,7 +275,7 @@ def test_bench_demo_compares_both_arms(
 ) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "demo"
-    arguments = ["bench", "demo", config, "--tokens", "300", "--out", str(out), "--json"]
+    arguments = ["bench", "demo", config, "--tokens", "40", "--out", str(out), "--json"]
     assert main(arguments) == 0
     summary = json.loads(capsys.readouterr().out)
     assert set(summary["arms"]) == {"baseline", "entropic"}

@@ -149,3 +149,15 @@ def test_an_engine_learns_the_simulated_costs() -> None:
     assert error[0] > 1.5
     assert np.median(error[-100:]) < 0.03
     assert engine.report().summary["cost_error_median"] < 0.1
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-200, 1e-30])
+def test_a_step_of_no_time_neither_breaks_the_fit_nor_owns_it(seconds: float) -> None:
+    model = CostModel(TRUTH)
+    shape = Shape(rows=4, longest=500, prompt_tokens=0, prompt_reads=0, measured=0)
+    usual = model.predict(shape)
+    model.observe(shape, seconds)
+    for _ in range(200):
+        model.observe(shape, usual)
+    assert np.isfinite(model.weights).all()
+    assert model.predict(shape) > 0.1 * usual

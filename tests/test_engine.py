@@ -132,6 +132,20 @@ def test_surprisal_belongs_to_the_block_of_its_own_token(step_tokens: int) -> No
     assert np.all(nats[:7] > 0)
 
 
+def test_case_11_generated_blocks_carry_the_surprisal_of_their_tokens() -> None:
+    engine = simulated(pruning=PRUNE)
+    engine.submit(Request(id="a", prompt=ids(100), max_tokens=80))
+    while engine.unfinished[0].decode_left > 1:
+        engine.step()
+    work = engine.unfinished[0]
+    nats = work.ledger.export()["surprisal"]
+    trace = engine.trace.of("a")
+    position = 100 + trace["token"]
+    for block in range(7, 10):  # those that hold generated tokens alone
+        mine = position // 16 == block
+        assert nats[block] == pytest.approx(trace["raw_surprisal"][mine].max())
+
+
 def test_prompts_are_measured_only_where_pruning_will_need_it() -> None:
     def measured(pruning: Any, prompt: int) -> bool:
         engine = simulated(pruning=pruning)

@@ -67,6 +67,7 @@ class CostModel:
     _REFIT = 16
     _TIE = 0.04
     _OUTLIER = 4.0
+    _LEAST = 0.05
 
     def __init__(self, prior: Weights, memory: int = 500) -> None:
         self.prior = np.array(prior, float)
@@ -105,7 +106,8 @@ class CostModel:
         """Learn from a step that took `seconds`.
 
         A step far slower than predicted is another process on the cores rather than news about the
-        engine: it counts as four times the prediction at most.
+        engine: it counts as four times the prediction at most. One that took next to no time was no
+        step, and would outweigh all others in a fit of relative errors.
         """
         features = shape.features()
         predicted = float(features @ self.weights)
@@ -113,7 +115,7 @@ class CostModel:
             return
         if self.observed >= self._REFIT:
             seconds = min(seconds, self._OUTLIER * predicted)
-        scaled = features / seconds
+        scaled = features / max(seconds, self._LEAST * predicted)
         self._gram = self._keep * self._gram + np.outer(scaled, scaled)
         self._moment = self._keep * self._moment + scaled
         self.observed += 1

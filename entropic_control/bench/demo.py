@@ -25,7 +25,7 @@ class Workload(NamedTuple):
     long: tuple[int, ...] = (4000, 2500)
     """Prompt tokens of the long requests; they arrive first and third."""
     short: int = 6
-    tokens: int = 512
+    tokens: int = 640
     """Tokens that every request generates."""
     seed: int = 7
 
@@ -114,7 +114,7 @@ def summarise(reports: dict[str, list[Report]]) -> dict[str, Any]:
         "quarters": controlled,
         "baseline_quarters": baseline,
     }
-    if target:
+    if target and controlled and baseline:
         entropy["deviation"] = _deviation(controlled, target)
         entropy["baseline_deviation"] = _deviation(baseline, target)
     return {

@@ -65,6 +65,8 @@ class Measured(NamedTuple):
     """Its surprisals are NaN until the tokens are known: see `completed`."""
     supports: list[Support | None]
     """By row; None where the row is invalid."""
+    raw: list[Support | None]
+    """The model's own distributions at T = 1."""
 
     def draw(self, row: int, uniform: float) -> int:
         """The token at quantile `uniform` in [0, 1) of the given row's distribution.
@@ -80,12 +82,19 @@ class Measured(NamedTuple):
         return support.draw(uniform)
 
     def completed(self, tokens: Sequence[int] | Array) -> Reading:
-        """The reading with each row's surprisal; tokens of invalid rows are ignored."""
-        column = [
-            np.nan if support is None else support.surprisal(int(token))
-            for support, token in zip(self.supports, tokens, strict=True)
-        ]
-        return self.reading._replace(surprisal=np.array(column, np.float64))
+        """The reading with each row's surprisals; tokens of invalid rows are ignored."""
+        return self.reading._replace(
+            surprisal=_surprisals(self.supports, tokens),
+            raw_surprisal=_surprisals(self.raw, tokens),
+        )
+
+
+def _surprisals(supports: Sequence[Support | None], tokens: Sequence[int] | Array) -> Array:
+    column = [
+        np.nan if support is None else support.surprisal(int(token))
+        for support, token in zip(supports, tokens, strict=True)
+    ]
+    return np.array(column, np.float64)
 
 
 def measure(
@@ -120,6 +129,7 @@ def measure(
     live = np.zeros(count, np.int64)
     valid = np.zeros(count, np.bool_)
     supports: list[Support | None] = []
+    own: list[Support | None] = []
     temperatures = command.temperature.tolist()
     if len(temperatures) != count:
         raise ValueError(f"{count} rows of logits and {len(temperatures)} temperatures")
@@ -128,9 +138,11 @@ def measure(
         ends = extremes(row)
         if not ends.valid:
             supports.append(None)
+            own.append(None)
             continue
         raw = moments(row, 1.0, ends, spread=temperature == 1.0)
         support = Support(row, None, raw)
+        own.append(support)
         if early:
             support = support.cut(truncation.keep(row, raw), temperature)
         if support.moments is raw and temperature != 1.0:
@@ -166,11 +178,12 @@ def measure(
         live=live,
         realized_entropy=realized,
         surprisal=np.full(count, np.nan),
+        raw_surprisal=np.full(count, np.nan),
         temperature=np.array(temperatures, np.float64),
         valid=valid,
         distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
     )
-    return Measured(reading, supports)
+    return Measured(reading, supports, own)
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

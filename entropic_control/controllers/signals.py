@@ -45,6 +45,8 @@ class Reading(NamedTuple):
     """H of what was sampled from, after truncation, nats."""
     surprisal: Array
     """-ln p of the sampled token under what was sampled from, nats."""
+    raw_surprisal: Array
+    """-ln p of the sampled token under the model at T = 1, nats: how surprising the text is."""
     temperature: Array
     """The temperature in force."""
     valid: Array
@@ -73,6 +75,7 @@ def reading(
         "live": 1 << 20,
         "realized_entropy": h,
         "surprisal": h,
+        "raw_surprisal": h,
         "temperature": 1.0,
         "valid": True,
     }

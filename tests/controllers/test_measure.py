@@ -230,6 +230,19 @@ def test_max_surprisal_cuts_after_everything_else() -> None:
     assert found.reading.realized_entropy[1] == found.reading.entropy[1]
 
 
+def test_the_raw_surprisal_is_the_models_own_whatever_was_sampled_from() -> None:
+    logits = np.random.default_rng(3).normal(0, 3, (2, 400))
+    logits[1, 0] = np.nan
+    command = Command(np.array([0.5, 0.5]))
+    measured = measure(logits, command, FullEntropy(), TopK(k=5))
+    token = measured.draw(0, 0.4)
+    read = measured.completed([token, -1])
+    own = np.log(np.exp(logits[0]).sum()) - logits[0, token]
+    assert_allclose(read.raw_surprisal[0], own, rtol=1e-9)
+    assert read.surprisal[0] != pytest.approx(own)
+    assert np.isnan(read.raw_surprisal[1])
+
+
 def test_a_token_that_was_cut_off_has_infinite_surprisal() -> None:
     logits = np.array([[3.0, 1.0, 2.0, 0.0, -INF]])
     for cut in (TopK(k=2), TopK(k=2, place="after")):

@@ -10,7 +10,10 @@ import pytest
 from entropic_control.controllers import PITemperature
 
 RUN = Path(__file__).parent / "data" / "run"
-"""A run of SmolLM2-135M-Instruct on llama.cpp under the default controller."""
+"""Four requests to SmolLM2-135M-Instruct on llama.cpp under kp 0.1, ki 0.02: the real thing."""
+TUNED = RUN.with_name("tuned")
+"""The same requests under the gains that `design` found for that run."""
+TUNED_GAINS = {"kp": 0.502, "ki": 0.126, "start": 0.706, "v_start": 1.83}
 
 
 @pytest.fixture

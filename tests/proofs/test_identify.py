@@ -1,6 +1,7 @@
 """Identification: it finds a known plant, says how sure it is, and refuses what it cannot learn from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from entropic_control.errors import TraceError
 from entropic_control.proofs import identify
-from entropic_control.proofs.identify import ljung_box
+from entropic_control.proofs.identify import Estimate, ljung_box
 from entropic_control.proofs.loop import transfer
 
 Columns = dict[str, Any]
@@ -52,12 +53,21 @@ def test_coloured_residuals_fail_the_whiteness_test() -> None:
     assert ljung_box(coloured, 2) < 1e-6
 
 
-def test_a_real_closed_loop_run_comes_with_its_warning(run: Path) -> None:
+def test_a_real_run_is_identified(run: Path) -> None:
     plant = identify(run)
-    assert 0.5 < plant.varentropy.value < 5
-    assert plant.dc_gain.value < plant.varentropy.value
-    assert "biases it low" in str(plant)
-    assert plant.range[1] >= plant.varentropy.value
+    assert plant.tokens == 1600
+    assert 0.5 < plant.varentropy.low < plant.varentropy.high < 5
+    assert plant.range[1] >= plant.varentropy.high
+    assert plant.whiteness > 0.05
+
+
+def test_what_to_be_careful_about_is_said(run: Path) -> None:
+    plant = identify(run)
+    low, high = Estimate(0.3, 0.1, 0.5), Estimate(9.0, 8.0, 10.0)
+    assert "biases it low" in str(replace(plant, dc_gain=low))
+    assert "the text amplifies" in str(replace(plant, dc_gain=high))
+    assert "not white" in str(replace(plant, whiteness=0.01))
+    assert replace(plant, dc_gain=high).range[1] == 10.0
 
 
 @pytest.mark.parametrize(

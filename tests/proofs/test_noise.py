@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import TUNED, TUNED_GAINS
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import TraceError
@@ -27,6 +28,15 @@ def test_spread_of_a_real_run_is_predicted_within_25_percent(run: Path) -> None:
         claim.measured.log_temperature, rel=0.25
     )
     assert max(claim.errors) <= 0.25
+
+
+def test_spread_under_other_gains_is_predicted_from_the_first_run(run: Path) -> None:
+    tuned = PITemperature(**TUNED_GAINS)
+    before, after = signals(run), signals(TUNED)
+    promised = predict(tuned, mean_gain(before), disturbance_of(before))
+    came = measure(tuned, after)
+    assert promised.entropy == pytest.approx(came.entropy, rel=0.25)
+    assert promised.log_temperature == pytest.approx(came.log_temperature, rel=0.25)
 
 
 def test_white_noise_through_a_filter_alone_has_its_textbook_spread() -> None:

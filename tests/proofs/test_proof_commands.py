@@ -60,7 +60,7 @@ def test_identify_prints_the_plant(run: Path, capsys: pytest.CaptureFixture[str]
     assert call("identify", str(run)) == 0
     assert "measured varentropy" in capsys.readouterr().out
     assert call("identify", str(run), "--json") == 0
-    assert json.loads(capsys.readouterr().out)["tokens"] == 2400
+    assert json.loads(capsys.readouterr().out)["tokens"] == 1600
 
 
 def test_tune_prints_a_part_that_loads(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
