@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 from entropic_control.controllers import (
     EntropicPriority,
@@ -33,7 +33,7 @@ from entropic_control.proofs.waiting import bounded_waiting
 PLAIN = PITemperature(schedule="none", kp=0.05, ki=0.01)
 VOCAB = 49_152
 
-CLAIMS: dict[str, Callable[[], Claim]] = {
+_MAKERS: dict[str, Callable[[], Claim]] = {
     "plant gain": partial(largest, VOCAB),
     "linear loop": partial(linear_loop, PITemperature(), (0.1, 30.0)),
     "linear loop, no schedule": partial(linear_loop, PLAIN, (0.1, 30.0)),
@@ -60,3 +60,5 @@ CLAIMS: dict[str, Callable[[], Claim]] = {
     "top-k bounds": partial(top_k_bounds, TopKEntropy()),
     "top-k bounds, one": partial(top_k_bounds, TopKEntropy(k=1), 100),
 }
+
+CLAIMS: dict[str, Callable[[], Claim]] = {name: cache(make) for name, make in _MAKERS.items()}

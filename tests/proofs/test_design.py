@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded import RUN
 
 from entropic_control.errors import ConfigError
 from entropic_control.proofs import certify, design, expected, identify
@@ -16,8 +17,6 @@ from entropic_control.proofs.signals import signals
 
 @pytest.fixture(scope="module")
 def plant() -> Plant:
-    from conftest import RUN
-
     return identify(RUN)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TUNED, TUNED_GAINS
+from recorded import TUNED, TUNED_GAINS
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import TraceError
