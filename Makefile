@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Timings and tests share the cores with others: threads that wait should not spin.
-export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help setup demo test test-kernels gpu-check lint wheel bench clean
 

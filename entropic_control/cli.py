@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models)
 
     from entropic_control.bench.cli import add_commands as add_bench
-    from entropic_control.proofs.cli import add_commands as add_proofs
+    from entropic_control.proof_commands import add_commands as add_proofs
 
     add_bench(commands)
     add_proofs(commands)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,7 +83,7 @@ def load_config(
     if isinstance(source, Config):
         data, name = source.model_dump(mode="json"), "configuration"
     elif isinstance(source, dict):
-        data, name = json.loads(json.dumps(source)), "configuration"
+        data, name = deepcopy(source), "configuration"
     else:
         data, name = _read(Path(source)), str(source)
     if backend is not None and _kind(data.get("backend")) != backend:
@@ -111,7 +111,9 @@ def describe(error: ValidationError, name: str) -> str:
 
 
 def _kind(part: Any) -> Any:
-    return part.get("kind") if isinstance(part, dict) else part
+    if isinstance(part, dict):
+        return part.get("kind")
+    return getattr(part, "kind", part)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -144,6 +146,8 @@ def _apply(data: dict[str, Any], setting: str) -> None:
         inner = place.get(key)
         if isinstance(inner, str):  # `temperature: pi` is short for {kind: pi}
             inner = {"kind": inner}
+        elif isinstance(inner, Strict):
+            inner = inner.model_dump(mode="json")
         elif inner is None and key in Config.model_fields and place is data:
             inner = _default(key)
         elif inner is None:

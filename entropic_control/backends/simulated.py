@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -31,6 +32,9 @@ from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import moments, surprisals
 from entropic_control.errors import CapabilityError, DecodeError, NoRoom
+
+_CACHE = 1 << 28
+"""Bytes of logits that a plant remembers."""
 
 
 class SimulatedConfig(BackendConfig):
@@ -125,11 +129,8 @@ class Simulated:
         )
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())
-        rng = np.random.default_rng(config.seed)
-        table = rng.standard_normal((config.vocab, config.vocab))
-        # Contexts differ: after some tokens the next is nearly certain, as inside a word.
-        self._table = table * rng.lognormal(0.0, 0.5, (config.vocab, 1)) * config.sharpness
-        self._table[:, 0] = -np.inf if config.end is None else config.end
+        # The rows of a large vocabulary together would not fit into memory.
+        self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(self._logits_after)
         self._texts = [_Text() for _ in range(config.slots)]
         self._clock = 0.0
 
@@ -183,14 +184,27 @@ class Simulated:
         if not np.all((chunk.tokens >= 0) & (chunk.tokens < self.config.vocab)):
             raise DecodeError(-1, f"slot {chunk.slot} was given a token outside the vocabulary")
 
+    def _logits_after(self, token: int) -> Array:
+        """Logits after a token, at no disorder: a property of the seed and the token alone.
+
+        Contexts differ: after some tokens the next is nearly certain, as inside a word.
+        """
+        rng = np.random.default_rng((self.config.seed, token))
+        sharpness = self.config.sharpness * rng.lognormal(0.0, 0.5)
+        row = sharpness * rng.standard_normal(self.config.vocab)
+        row[0] = -np.inf if self.config.end is None else self.config.end
+        return row
+
     def _row(self, text: _Text) -> Array:
-        return np.asarray(self._table[text.last] * np.exp(-text.disorder))
+        return np.asarray(self._after(text.last) * np.exp(-text.disorder))
 
     def _surprisal(self, chunk: Chunk) -> Array | None:
         if chunk.following is None:
             return None
         given = chunk.tokens[: len(chunk.following)]
-        return surprisals(self._table[given], chunk.following)
+        rows = [self._after(int(token)) for token in given]
+        pairs = zip(rows, chunk.following, strict=True)
+        return np.array([surprisals(row[None], token[None])[0] for row, token in pairs])
 
     def _feed(self, chunk: Chunk) -> None:
         text = self._texts[chunk.slot]

@@ -9,7 +9,7 @@ import yaml
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import ConfigError, TraceError
-from entropic_control.proofs.cli import add_commands
+from entropic_control.proof_commands import add_commands
 
 
 def call(*arguments: str) -> int:

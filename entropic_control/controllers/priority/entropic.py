@@ -31,9 +31,9 @@ class EntropicPriority(Priority):
     """pi = E[dH] / (alpha C + beta M + gamma L), an index rule of the c-mu and Gittins family.
 
     C is the predicted seconds of the step, M the KV cells held and L the seconds until the request is
-    done (or due). Decoding rows are served in sets, all those up to some length: the index of a set is
-    the sum of the gains over the cost of the whole step, because an engine that pads attention to its
-    longest row makes a mixed set dearer than its parts. A prompt is worth the gain of all its tokens
+    done (or due). Decoding rows are served in sets of similar length, because an engine that pads
+    attention to its longest row makes a mixed set dearer than its parts; the index of a set is the sum
+    of the gains over the cost of the whole step. A prompt is worth the gain of all its tokens
     over the cost of prefill and decode together, the Gittins index of that job.
 
     Parameters
@@ -92,8 +92,9 @@ class EntropicPriority(Priority):
         prompts = order[candidates.prompt_left[order] > 0]
         group, rate = self._best_group(state, candidates, cost, decoding, must, limits.step_tokens)
         if must.size:
-            first = prompts[prompts == must[0]]
-            chosen = np.concatenate([first, prompts[prompts != must[0]]]) if first.size else first
+            # First in the plan: it goes ahead if cells or slots are short.
+            chosen = _led_by(must[0], prompts)
+            group = _led_by(must[0], group)
             reason = f"waited {int(candidates.waited[must[0]])} steps"
         else:
             chosen = prompts[index[prompts] > rate]
@@ -136,26 +137,29 @@ class EntropicPriority(Priority):
     ) -> tuple[Array, float]:
         """The set of decoding rows with the highest index, and that index.
 
-        One set for every possible longest row: all that fit under it, by falling gain where they are
-        too many. A short row is not left out for a low gain: it would have to be served later at the
-        same marginal cost, and the fixed cost of a step would be paid again. (Leaving it out was
-        tried: gains differ enough that the set shrank to one row at a time.)
+        All rows are parted, by length, into the sets that cost the fewest seconds together, and the
+        best of those sets is served: none is dearer than its rows one by one, and no row is left out
+        for a low gain, which would only pay the fixed cost of a step again later. (Both were tried:
+        choosing rows by gain shrinks the set to one row at a time, and serving everything up to the
+        best length can cost more than its rows apart.)
         """
         if not decoding.size:
             return decoding, 0.0
-        forced = np.isin(decoding, must)
-        gain = self.gain(state)[decoding]
-        order = np.lexsort((c.arrival[decoding], -gain, ~forced))
-        rows, gain, forced = decoding[order], gain[order], forced[order]
-        cells = c.cells[rows]
-        longest = np.unique(cells[cells >= cells[forced].max(initial=0)])
-        fits = cells[None, :] <= longest[:, None]
-        fits &= np.cumsum(fits, axis=1) <= room
-        seconds = cost.decode(fits.sum(axis=1), longest)
+        gain = self.gain(state)
+        order = np.lexsort((c.arrival[decoding], -gain[decoding], c.cells[decoding]))
+        rows = decoding[order]
         standing = self._standing(c, np.zeros(len(c.cells)), c.cells)[rows]
-        rate = fits @ gain / (self.alpha * seconds + fits @ standing)
+        gain = gain[rows]
+        sets = parted(c.cells[rows], cost, room)
+        if must.size and must[0] in rows:
+            place = int(np.flatnonzero(rows == must[0])[0])
+            sets = [(start, stop) for start, stop in sets if start <= place < stop]
+        starts, stops = np.array(sets).T
+        seconds = cost.decode(stops - starts, c.cells[rows][stops - 1])
+        gains, stands = (np.add.reduceat(column, starts) for column in (gain, standing))
+        rate = gains / (self.alpha * seconds + stands)
         best = int(np.argmax(rate))
-        return rows[fits[best]], float(rate[best])
+        return rows[starts[best] : stops[best]], float(rate[best])
 
 
 class _Jobs(NamedTuple):
@@ -164,7 +168,44 @@ class _Jobs(NamedTuple):
     standing: Array
 
 
+def _led_by(row: int, rows: Array) -> Array:
+    """`rows` with `row` first, or none of them if it is not among them."""
+    if row not in rows:
+        return rows[:0]
+    return np.concatenate([[row], rows[rows != row]])
+
+
 def overdue(candidates: Candidates, patience: int) -> Array:
     """Rows that waited `patience` steps or more, the longest waiting first."""
     late = np.flatnonzero(candidates.waited >= patience)
     return late[np.lexsort((candidates.arrival[late], -candidates.waited[late]))]
+
+
+def parted(cells: Array, cost: Cost, room: int) -> list[tuple[int, int]]:
+    """The cheapest way to decode rows of rising length, in sets of at most `room`.
+
+    Parameters
+    ----------
+    cells : array, shape (n,)
+        Cells of the rows, rising.
+
+    Returns
+    -------
+    list of (start, stop)
+        Neighbouring rows belong together: swapping a longer row out of a set for a shorter one never
+        makes it dearer. Found by dynamic programming over the last set.
+    """
+    least = np.zeros(len(cells) + 1)
+    first = np.zeros(len(cells), np.intp)
+    for last in range(len(cells)):
+        starts = np.arange(max(last + 1 - room, 0), last + 1)
+        total = least[starts] + cost.decode(last + 1 - starts, np.full(len(starts), cells[last]))
+        cheapest = total <= total.min() * (1 + 1e-12)
+        first[last] = starts[cheapest][-1]  # of equals the shortest, so that earlier sets are full
+        least[last + 1] = total.min()
+    sets: list[tuple[int, int]] = []
+    stop = len(cells)
+    while stop:
+        sets.insert(0, (int(first[stop - 1]), stop))
+        stop = int(first[stop - 1])
+    return sets
