@@ -282,7 +282,10 @@ class Engine:
         seating = self._schedule(events)
         if not seating.shares:
             return events
-        results, engine_seconds = self._forward(seating.shares, events)
+        # In the order of slots: llama.cpp takes neighbouring streams through in one pass, and a batch in
+        # any other order in several.
+        shares = sorted(seating.shares, key=lambda share: share[0].slot or 0)
+        results, engine_seconds = self._forward(shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
         tau = self._sample(results, events)
         self._prune()

@@ -79,7 +79,7 @@ class Backend(Protocol):
         """All tokens that end the generation."""
 
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
-        """Run one step.
+        """Run one step. The engine hands the chunks over in rising order of slots.
 
         Raises
         ------

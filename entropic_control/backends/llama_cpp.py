@@ -117,9 +117,12 @@ class LlamaCpp:
         )
         self._batch = _Batch(api, max(config.step_tokens, config.slots))
         self._held = np.zeros((config.slots, self.capabilities.context + 1), np.bool_)
-        self._extent = np.zeros(config.slots, np.int64)
-        self._length = np.zeros(config.slots, np.int64)
+        self._used = [0] * config.slots
+        self._extent = [0] * config.slots
+        self._length = [0] * config.slots
         self._pieces: dict[int, bytes] = {}
+        # The buffer moves rarely, and making a view of it costs as much as a draw.
+        self._table = lru_cache(maxsize=64)(self._view)
 
     def _open(self, path: str) -> None:
         api, config = self._api, self.config
@@ -226,10 +229,11 @@ class LlamaCpp:
             message = _CODES.get(code, "the engine failed")
             raise (NoRoom if code == 1 else DecodeError)(code, message)
         for chunk in chunks:
-            self._held[chunk.slot, chunk.start : chunk.start + len(chunk.tokens)] = True
-            self._length[chunk.slot] += len(chunk.tokens)
-            used = int(np.count_nonzero(self._held[chunk.slot]))
-            self._extent[chunk.slot] = max(self._extent[chunk.slot], used)
+            size = len(chunk.tokens)
+            self._held[chunk.slot, chunk.start : chunk.start + size] = True
+            self._length[chunk.slot] += size
+            self._used[chunk.slot] += size
+            self._extent[chunk.slot] = max(self._extent[chunk.slot], self._used[chunk.slot])
         return Forward(*self._collect(chunks, outputs), seconds)
 
     def _check(self, chunk: Chunk) -> None:
@@ -253,11 +257,8 @@ class LlamaCpp:
         surprisal: list[Array | None] = []
         if not outputs:
             return [], [None] * len(chunks)
-        vocab = self.capabilities.vocab
-        address = ctypes.cast(self._api.llama_get_logits(self._context), ctypes.c_void_p).value
-        assert address is not None
-        buffer = (ctypes.c_float * (outputs * vocab)).from_address(address)
-        table = np.ctypeslib.as_array(buffer).reshape(outputs, vocab)
+        first = self._api.llama_get_logits(self._context)
+        table = self._table(ctypes.addressof(first.contents), outputs)
         row = 0
         for chunk in chunks:
             if chunk.following is None:
@@ -271,11 +272,18 @@ class LlamaCpp:
                 logits.append(table[row - 1])
         return logits, surprisal
 
+    def _view(self, address: int, rows: int) -> Array:
+        """llama.cpp's output buffer as an array, shape (rows, vocab)."""
+        vocab = self.capabilities.vocab
+        buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
+        return np.ctypeslib.as_array(buffer).reshape(rows, vocab)
+
     def evict(self, slot: int, start: int, stop: int) -> bool:
         if not self.capabilities.can_evict:
             return False
         if not self._api.llama_memory_seq_rm(self._memory, slot, start, stop):
             return False
+        self._used[slot] -= int(np.count_nonzero(self._held[slot, start:stop]))
         self._held[slot, start:stop] = False
         self._length[slot] = self.length(slot)
         return True
@@ -286,7 +294,7 @@ class LlamaCpp:
         self.restore(slot, data)
 
     def extent(self, slot: int) -> int:
-        return int(-(-self._extent[slot] // _CELL_PADDING) * _CELL_PADDING)
+        return -(-self._extent[slot] // _CELL_PADDING) * _CELL_PADDING
 
     def held(self, slot: int) -> Array:
         return _positions(self._take(slot))
@@ -297,7 +305,7 @@ class LlamaCpp:
     def release(self, slot: int) -> None:
         self._api.llama_memory_seq_rm(self._memory, slot, -1, -1)
         self._held[slot] = False
-        self._extent[slot] = self._length[slot] = 0
+        self._used[slot] = self._extent[slot] = self._length[slot] = 0
 
     def fork(self, source: int, target: int, length: int) -> None:
         # Through the saved state, because a partial seq_cp across streams aborts the process.
@@ -330,11 +338,11 @@ class LlamaCpp:
             raise DecodeError(-1, f"the engine did not take the saved state of slot {slot}")
         positions = _positions(data)
         self._held[slot, positions] = True
-        self._extent[slot] = len(positions)
-        self._length[slot] = positions[-1] + 1 if len(positions) else 0
+        self._used[slot] = self._extent[slot] = len(positions)
+        self._length[slot] = int(positions[-1]) + 1 if len(positions) else 0
 
     def room(self) -> int:
-        return int(self.capabilities.context * self.config.slots - np.count_nonzero(self._held))
+        return self.capabilities.context * self.config.slots - sum(self._used)
 
     def now(self) -> float:
         return time.perf_counter()

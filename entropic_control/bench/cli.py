@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
         "overhead", help="the engine against a bare decode loop", description=_overhead.__doc__
     )
     overhead.add_argument("config", nargs="?", help="configuration; the defaults without one")
-    overhead.add_argument("--repeats", type=int, default=7, help="paired runs")
+    overhead.add_argument("--repeats", type=int, default=3, help="paired runs")
     _shared(overhead)
     overhead.set_defaults(run=_overhead)
 

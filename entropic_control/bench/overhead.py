@@ -35,17 +35,18 @@ def bare(backend: Backend, prompts: list[Any], tokens: int) -> float:
 
 
 def controlled(config: Config, backend: Backend, prompts: list[Any], tokens: int) -> float:
-    """Tokens per second of the engine on the same work, decode steps alone."""
+    """Tokens per second of the engine on the same work, over the steps that decode every row."""
     engine = Engine(config, backend)
     works = [request(str(n), prompt, tokens + 1, n) for n, prompt in enumerate(prompts)]
-    summary = engine.run(works).summary
-    return float(summary["decode_tokens_per_second"])
+    steps = engine.run(works).trace.steps
+    full = (steps["rows"] == len(prompts)) & (steps["prompt_tokens"] == 0)
+    return float(steps["rows"][full].sum() / steps["seconds"][full].sum())
 
 
 def run_overhead(
-    config: Config, *, batches: tuple[int, ...] = (1, 8), tokens: int = 64, repeats: int = 7
+    config: Config, *, batches: tuple[int, ...] = (1, 8), tokens: int = 400, repeats: int = 3
 ) -> dict[str, Any]:
-    """The ratio of the two, by batch size, at a context of about 256 tokens; the arms alternate."""
+    """The ratio of the two, by batch size, over contexts of 40 to 440 tokens; the arms alternate."""
     backend = config.backend.open()
     results: dict[str, Any] = {}
     try:

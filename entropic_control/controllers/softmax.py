@@ -20,6 +20,10 @@ GREEDY = 1e-6
 """Temperatures at or below this are the limit T -> 0: the largest logit, with probability one."""
 
 _BLOCK = 256
+_VANISHING = -1e4
+"""exp of this is zero in either precision, and it times zero is no NaN."""
+
+_PRECISIONS = (np.dtype("f4"), np.dtype("f8"))
 
 
 class Moments(NamedTuple):
@@ -55,8 +59,8 @@ class _Scratch(threading.local):
 
 
 _scratch = _Scratch()
-_LARGEST = {np.dtype(t): float(np.finfo(t).max) for t in ("f4", "f8")}
-_ones = {dtype: np.ones(_BLOCK, dtype) for dtype in (np.dtype("f4"), np.dtype("f8"))}
+_LARGEST = {dtype: float(np.finfo(dtype).max) for dtype in _PRECISIONS}
+_ones = {dtype: np.ones(_BLOCK, dtype) for dtype in _PRECISIONS}
 
 
 def working_precision(logits: Array) -> Array:
@@ -69,6 +73,8 @@ class Extremes(NamedTuple):
 
     peak: float
     low: float
+    live: int
+    """Tokens with a finite logit."""
 
     @property
     def valid(self) -> bool:
@@ -78,7 +84,9 @@ class Extremes(NamedTuple):
 
 def extremes(row: Array) -> Extremes:
     """The extremes of a row of logits, shape (vocab,); NaN anywhere makes both NaN."""
-    return Extremes(float(row.max(initial=-np.inf)), float(row.min(initial=np.inf)))
+    peak, low = float(row.max(initial=-np.inf)), float(row.min(initial=np.inf))
+    live = row.size if math.isfinite(low) else int(np.count_nonzero(row > -np.inf))
+    return Extremes(peak, low, live)
 
 
 def invalid(row: Array) -> bool:
@@ -104,34 +112,43 @@ def moments(
     spread : bool
         Whether the varentropy is wanted, a quarter of the work; it is NaN otherwise.
     """
-    peak, low = ends or extremes(row)
-    live = row.size if math.isfinite(low) else int(np.isfinite(row).sum())
+    peak, low, live = ends or extremes(row)
     if temperature <= GREEDY:
         return _greedy(row, peak, live)
     y_buffer, w_buffer = _scratch.of(row)
     y, w = y_buffer[: row.size], w_buffer[: row.size]
+    # Masked tokens, and logits so low that they overflow on the way, which masks them too.
     if (peak - low) / temperature < _LARGEST[row.dtype]:
-        np.subtract(row, row.dtype.type(peak), out=y)
-        if temperature != 1.0:
-            np.multiply(y, row.dtype.type(1.0 / temperature), out=y)
-        np.exp(y, out=w)
-    else:  # masked tokens, or logits so low that they overflow, which masks them too
+        _scaled(row, peak, temperature, y)
+    else:
         with np.errstate(over="ignore"):
-            np.subtract(row, row.dtype.type(peak), out=y)
-            np.multiply(y, row.dtype.type(1.0 / temperature), out=y)
-        np.exp(y, out=w)
-        y[w == 0] = 0
+            _scaled(row, peak, temperature, y)
+        np.maximum(y, _VANISHING, out=y)
+    np.exp(y, out=w)
     w_buffer[row.size :] = 0
     blocks = w_buffer.reshape(-1, _BLOCK) @ _ones[row.dtype]
     total = float(blocks.sum(dtype=np.float64))
     mean = float(np.dot(w, y)) / total
-    varentropy = math.nan
+    square = math.nan
     if spread:
         np.multiply(w, y, out=w)
-        varentropy = max(float(np.dot(w, y)) / total - mean * mean, 0.0)
+        square = float(np.dot(w, y)) / total
     log_norm = math.log(total)
-    entropy = max(log_norm - mean, 0.0)
-    return Moments(peak, live, log_norm, entropy, varentropy, blocks, temperature)
+    return Moments(
+        peak=peak,
+        live=live,
+        log_norm=log_norm,
+        entropy=max(log_norm - mean, 0.0),
+        varentropy=max(square - mean * mean, 0.0) if spread else math.nan,
+        blocks=blocks,
+        temperature=temperature,
+    )
+
+
+def _scaled(row: Array, peak: float, temperature: float, out: Array) -> None:
+    np.subtract(row, row.dtype.type(peak), out=out)
+    if temperature != 1.0:
+        np.multiply(out, row.dtype.type(1.0 / temperature), out=out)
 
 
 def _greedy(row: Array, peak: float, live: int) -> Moments:

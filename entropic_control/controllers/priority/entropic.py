@@ -43,7 +43,7 @@ class EntropicPriority(Priority):
     filter : float
         EMA coefficient of the flow.
     prior : float
-        Gain per token before anything was measured, nats.
+        Gain per token before anything was measured, of any sequence, nats.
     entropy_floor : float
         Entropies are not believed below this, nats.
     patience : int
@@ -90,7 +90,9 @@ class EntropicPriority(Priority):
             order = np.concatenate([must, order])  # without a slot: the engine makes one free
         decoding = order[candidates.prompt_left[order] == 0]
         prompts = order[candidates.prompt_left[order] > 0]
-        group, rate = self._best_group(state, candidates, cost, decoding, must, limits.step_tokens)
+        group, rate = self._best_group(
+            self.gain(state), job.standing, candidates, cost, decoding, must, limits.step_tokens
+        )
         if must.size:
             # First in the plan: it goes ahead if cells or slots are short.
             chosen = _led_by(must[0], prompts)
@@ -109,7 +111,8 @@ class EntropicPriority(Priority):
         c = candidates
         length = c.cells + c.prompt_left
         decoding = c.prompt_left == 0
-        peers = np.array([np.count_nonzero(decoding & (c.cells <= n)) for n in length])
+        reach = length + c.decode_left  # rows up to here are company on the way
+        peers = np.array([np.count_nonzero(decoding & (c.cells <= n)) for n in reach])
         peers = np.maximum(peers - decoding, 0)
         share = cost.decode(peers + 1, length) - np.where(
             peers > 0, cost.decode(np.maximum(peers, 1), length), 0.0
@@ -119,8 +122,19 @@ class EntropicPriority(Priority):
         prefill = np.where(decoding, 0.0, cost.prefill(c.prompt_left, c.cells))
         remaining = prefill + steps * share
         standing = self._standing(c, remaining, length)
-        total = self.alpha * remaining + steps * standing
-        return _Jobs(self.gain(state) * steps, total, standing)
+        # A prompt that joins the rows at work shares the fixed cost of their steps; later it may have
+        # to pay that alone. Without this credit the running rows always look dearer to delay.
+        alone_later = cost.decode(np.ones_like(length), length) - share
+        credit = np.where(decoding, 0.0, np.minimum(steps * alone_later, 0.9 * remaining))
+        total = self.alpha * (remaining - credit) + steps * standing
+        return _Jobs(self._expected(state) * steps, total, standing)
+
+    def _expected(self, state: FlowState) -> Array:
+        """Gains in a queue: a sequence that was never measured is taken for an average one."""
+        gain, unknown = self.gain(state), np.isnan(state.entropy)
+        if unknown.all() or not unknown.any():
+            return gain
+        return np.where(unknown, gain[~unknown].mean(), gain)
 
     def _standing(self, c: Candidates, remaining: Array, length: Array) -> Array:
         """The part of the cost that does not depend on the set: memory and latency."""
@@ -128,7 +142,8 @@ class EntropicPriority(Priority):
 
     def _best_group(
         self,
-        state: FlowState,
+        gain: Array,
+        standing: Array,
         c: Candidates,
         cost: Cost,
         decoding: Array,
@@ -145,11 +160,9 @@ class EntropicPriority(Priority):
         """
         if not decoding.size:
             return decoding, 0.0
-        gain = self.gain(state)
         order = np.lexsort((c.arrival[decoding], -gain[decoding], c.cells[decoding]))
         rows = decoding[order]
-        standing = self._standing(c, np.zeros(len(c.cells)), c.cells)[rows]
-        gain = gain[rows]
+        standing, gain = standing[rows], gain[rows]
         sets = parted(c.cells[rows], cost, room)
         if must.size and must[0] in rows:
             place = int(np.flatnonzero(rows == must[0])[0])
