@@ -59,7 +59,8 @@ def cells_plot(steps: Columns, *, label: str | None = None, axes: Axes | None = 
     figure, axes = _axes(axes)
     time = steps["time"] - steps["time"][0] if len(steps["time"]) else steps["time"]
     axes.plot(time, steps["cells"], lw=1.2, label=label)
-    axes.set(xlabel="time [s]", ylabel="KV cells held", ylim=(0, None))
+    axes.set(xlabel="time [s]", ylabel="KV cells held")
+    _from_zero(axes)
     return figure
 
 
@@ -67,7 +68,8 @@ def tau_plot(steps: Columns, *, label: str | None = None, axes: Axes | None = No
     """Entropic time against what it cost: the slope is d(tau)/dC."""
     figure, axes = _axes(axes)
     axes.plot(np.cumsum(steps["seconds"]), np.cumsum(steps["tau"]), lw=1.2, label=label)
-    axes.set(xlabel="cost C [s of engine time]", ylabel="entropic time tau [nats]", ylim=(0, None))
+    axes.set(xlabel="cost C [s of engine time]", ylabel="entropic time tau [nats]")
+    _from_zero(axes)
     return figure
 
 
@@ -107,6 +109,12 @@ def run_plot(
     for spare in axes[len(arms) + 3 :]:
         spare.remove()
     return figure
+
+
+def _from_zero(axes: Axes) -> None:
+    """Start the vertical axis at zero and let it grow with everything drawn so far."""
+    axes.autoscale(axis="y")
+    axes.set_ylim(bottom=0)
 
 
 def _by_request(tokens: Columns) -> list[tuple[Any, Array]]:

@@ -96,8 +96,15 @@ class Kinded(Strict):
         super().__pydantic_init_subclass__(**kwargs)
         from entropic_control.controllers import kinds
 
-        if isinstance(cls.model_fields["kind"].default, str):
+        kind = cls.model_fields["kind"].default
+        inherited = any(kind == base.model_fields["kind"].default for base in _kinded(cls))
+        if isinstance(kind, str) and not inherited:  # a subclass that keeps a kind is no new one
             kinds.register(cls)
+
+
+def _kinded(cls: type[Kinded]) -> list[type[Kinded]]:
+    """The bases of a class that have a kind."""
+    return [base for base in cls.__mro__[1:] if issubclass(base, Kinded)]
 
 
 class Controller(Kinded):

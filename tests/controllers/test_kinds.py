@@ -70,6 +70,14 @@ def test_a_class_is_known_as_soon_as_it_is_defined() -> None:
         del kinds._registry["temperature"]["warm_for_this_test"]
 
 
+def test_a_subclass_that_keeps_its_parents_kind_does_not_replace_it() -> None:
+    class Louder(FixedTemperature):
+        pass
+
+    assert kinds.kinds_of("temperature")["fixed"] is FixedTemperature
+    assert type(held("fixed")) is FixedTemperature
+
+
 def test_the_json_schema_knows_every_kind() -> None:
     schema = Holder.model_json_schema()["properties"]["temperature"]
     found = {one["properties"]["kind"]["const"] for one in schema["oneOf"]}

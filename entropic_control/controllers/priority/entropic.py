@@ -112,7 +112,7 @@ class EntropicPriority(Priority):
         length = c.cells + c.prompt_left
         decoding = c.prompt_left == 0
         reach = length + c.decode_left  # rows up to here are company on the way
-        peers = np.array([np.count_nonzero(decoding & (c.cells <= n)) for n in reach])
+        peers = (decoding & (c.cells <= reach[:, None])).sum(axis=1)
         peers = np.maximum(peers - decoding, 0)
         share = cost.decode(peers + 1, length) - np.where(
             peers > 0, cost.decode(np.maximum(peers, 1), length), 0.0
