@@ -36,12 +36,13 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
-    if work.prompt_left or not pruning.due(work.ledger.blocks, work.ledger.length):
+    if work.observed or work.prompt_left:
         return
+    if not pruning.due(work.ledger.blocks, work.ledger.length):
+        return
+    work.observed = True
     runs = work.ledger.runs(pruning.keep(work.ledger.view()))
-    if not work.observed:
-        work.observed = True
-        note("would_prune", work, cells=sum(stop - start for start, stop in runs))
+    note("would_prune", work, cells=sum(stop - start for start, stop in runs))
 
 
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:
