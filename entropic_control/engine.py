@@ -469,7 +469,7 @@ class Engine:
         work.tokens.append(token)
         if work.first_token is None:
             work.first_token = self.backend.now()
-        if self.backend.is_end(token):
+        if self.backend.is_end(token) and not work.request.ignore_eos:
             events.append(Token(work.id, token, ""))
             self._finish(work, "end", events)
             return
