@@ -16,10 +16,12 @@ from entropic_control.controllers import (
     EntropicPruning,
     Estimator,
     FullEntropy,
+    NoSpeculation,
     NoTruncation,
     PITemperature,
     Priority,
     Pruning,
+    Speculation,
     TemperatureController,
     Truncation,
 )
@@ -55,6 +57,7 @@ class Config(Strict):
     estimator: Annotated[Estimator, KindOf("estimator")] = FullEntropy()
     priority: Annotated[Priority, KindOf("priority")] = EntropicPriority()
     pruning: Annotated[Pruning, KindOf("pruning")] = EntropicPruning()
+    speculation: Annotated[Speculation, KindOf("speculation")] = NoSpeculation()
     generation: Generation = Generation()
 
 

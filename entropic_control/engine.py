@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
 from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
+from entropic_control.speculator import Row, Speculator
 from entropic_control.trace import Trace
 
 
@@ -50,7 +51,7 @@ class Engine:
         An engine that is open already; by default the configuration's is opened.
     dry_run : bool
         Observe only: every reading is taken and every controller updated, but requests run first
-        come, first served, dense, at the temperature the controller starts from.
+        come, first served, dense, without drafts, at the temperature the controller starts from.
 
     Raises
     ------
@@ -80,13 +81,21 @@ class Engine:
             if backend is None:
                 self.backend.close()
             raise
+        drafts = config.speculation.drafts and not dry_run
+        self._speculator = Speculator(config, self.backend) if drafts else None
 
     def _check_capabilities(self) -> None:
-        able, pruning = self.backend.capabilities, self.config.pruning
+        able = self.backend.capabilities
+        pruning, speculation = self.config.pruning, self.config.speculation
         if pruning.prunes and not able.can_evict:
             raise CapabilityError(
                 f"backend '{able.name}' cannot evict parts of this model's KV cache, so "
                 f"pruning '{pruning.kind}' cannot run on it: set pruning to 'none'"
+            )
+        if speculation.drafts and not able.can_rollback:
+            raise CapabilityError(
+                f"backend '{able.name}' cannot take back tokens that this model was fed, so "
+                f"speculation '{speculation.kind}' cannot run on it: set speculation to 'none'"
             )
 
     # -- requests ---------------------------------------------------------------------------------
@@ -285,11 +294,15 @@ class Engine:
         # In the order of slots: llama.cpp takes neighbouring streams through in one pass, and a batch in
         # any other order in several.
         shares = sorted(seating.shares, key=lambda share: share[0].slot or 0)
+        if self._speculator is not None:
+            self._speculator.propose(shares)
         results, engine_seconds = self._forward(shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
+        drawn = len(self.trace.tokens)
         tau = self._sample(results, events)
+        accepted = len(self.trace.tokens) - drawn - sum(chunk.sample for _, chunk, _, _ in results)
         self._prune()
-        self._record_step(clock, shape, engine_seconds, tau, seating.reason)
+        self._record_step(clock, shape, engine_seconds, tau, accepted, seating.reason)
         self._step_number += 1
         return events
 
@@ -377,19 +390,24 @@ class Engine:
         try:
             forward = self.backend.forward(chunks)
         except DecodeError as error:
+            if self._speculator is not None and self._speculator.withdraw(w for w, _ in chosen):
+                self._note(
+                    "retried", chosen[0][0], reason=f"without drafts: {error}", rows=len(chosen)
+                )
+                return self._forward(chosen, events)
             if len(chosen) > 1:
                 return self._one_by_one(chosen, error, events)
             self._resync(chosen[0][0], error, events)
             return [], 0.0
         rows = iter(forward.logits)
         results = [
-            (work, chunk, next(rows) if chunk.sample else None, surprisal)
+            (work, chunk, list(islice(rows, chunk.outputs)), surprisal)
             for (work, _), chunk, surprisal in zip(chosen, chunks, forward.surprisal, strict=True)
         ]
         for work, chunk, _, surprisal in results:
             work.longest_wait = max(work.longest_wait, self._step_number - work.served)
             work.served = self._step_number
-            work.ledger.extend(len(chunk.tokens))
+            work.ledger.extend(len(chunk.tokens) - chunk.drafts)
             if surprisal is not None:
                 work.ledger.record(chunk.start + 1, surprisal)
         return results, forward.seconds
@@ -402,6 +420,7 @@ class Engine:
             tokens=work.upcoming(tokens),
             sample=work.prompt_left <= tokens,
             following=work.following(tokens),
+            drafts=len(work.draft),
         )
 
     def _one_by_one(
@@ -413,7 +432,7 @@ class Engine:
         for pair in chosen:
             alone, seconds = self._forward([pair], events)
             total += seconds
-            results += [(w, c, None if z is None else z.copy(), s) for w, c, z, s in alone]
+            results += [(w, c, [row.copy() for row in rows], s) for w, c, rows, s in alone]
         return results, total
 
     def _resync(self, work: Work, error: DecodeError, events: list[Event]) -> None:
@@ -425,12 +444,19 @@ class Engine:
     # -- sample -----------------------------------------------------------------------------------
 
     def _sample(self, results: Sequence[_Result], events: list[Event]) -> float:
-        """Draw a token for every row with logits. Returns the entropic time that passed, nats."""
-        rows = [(work, self._masked(work, z)) for work, _, z, _ in results if z is not None]
-        if not rows:
-            return 0.0
+        """Draw the tokens of a step. Returns the entropic time that passed, nats."""
+        runs = [(work, logits) for work, _, logits, _ in results if logits]
+        if self._speculator is None:
+            return self._draw([(work, logits[0]) for work, logits in runs], events) if runs else 0.0
+        tau = self._speculator.verify(runs, lambda rows: self._draw(rows, events))
+        for work, error in self._speculator.take_back(work for work, _ in runs):
+            self._resync(work, error, events)
+        return tau
+
+    def _draw(self, rows: list[Row], events: list[Event]) -> float:
+        """Draw one token for each row. Returns the entropic time that passed, nats."""
         works = [work for work, _ in rows]
-        sampled = self._loops.step(works, [row for _, row in rows])
+        sampled = self._loops.step(works, [self._masked(work, row) for work, row in rows])
         self.trace.tokens.append(
             len(works),
             step=self._step_number,
@@ -510,7 +536,13 @@ class Engine:
         self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)
 
     def _record_step(
-        self, clock: float, shape: Shape, engine_seconds: float, tau: float, reason: str
+        self,
+        clock: float,
+        shape: Shape,
+        engine_seconds: float,
+        tau: float,
+        accepted: int,
+        reason: str,
     ) -> None:
         predicted = self.backend.cost.predict(shape)
         self.backend.cost.observe(shape, engine_seconds)
@@ -524,6 +556,7 @@ class Engine:
             cells=sum(w.ledger.cells for w in self._live if w.slot is not None),
             waiting=sum(w.slot is None for w in self._live),
             tau=tau,
+            accepted=accepted,
             reason=reason,
             **shape._asdict(),
         )
@@ -546,5 +579,5 @@ class Engine:
         self.close()
 
 
-_Result = tuple[Work, Chunk, Array | None, Array | None]
-"""A sequence, what it was fed, its logits if it samples, and its prompt surprisals."""
+_Result = tuple[Work, Chunk, list[Array], Array | None]
+"""A sequence, what it was fed, the logits to draw from, and its prompt surprisals."""

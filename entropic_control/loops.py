@@ -36,7 +36,7 @@ class Sampled(NamedTuple):
 
 
 class Loops:
-    """The temperature, priority and pruning loops of a configuration.
+    """The temperature, priority, pruning and speculation loops of a configuration.
 
     Parameters
     ----------
@@ -58,6 +58,7 @@ class Loops:
             work.start = float(self.config.temperature.command(work.temperature).temperature[0])
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
+        work.speculation = self.config.speculation.init(1)
         pruning, expected = self.config.pruning, len(work.prompt) + work.limit
         work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
 
@@ -85,6 +86,10 @@ class Loops:
         for row, (work, own) in enumerate(zip(works, states, strict=True)):
             work.temperature, work.priority, work.pruning = own
             work.prunable = bool(prunable[row])
+        if config.speculation.drafts:
+            _, guessing = config.speculation.update(stack([w.speculation for w in works]), reading)
+            for work, one in zip(works, split(guessing, count), strict=True):
+                work.speculation = one
         before = np.array([work.raw_entropy for work in works])
         passed = fall(before, reading.raw_entropy)
         return Sampled(tokens, reading, command, commanded, state, passed)

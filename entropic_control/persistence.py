@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from entropic_control.engine import Engine
 
 FORMAT = 1
+STATES = ("temperature", "priority", "pruning", "speculation")
+"""The controllers whose states are saved."""
 
 
 def save(engine: Engine, path: Path) -> None:
@@ -122,7 +124,7 @@ def _arrays(engine: Engine, work: Sequence) -> dict[str, Array]:
     arrays["prompt"] = work.prompt
     if data is not None:
         arrays["kv"] = np.frombuffer(data, np.uint8)
-    for family in ("temperature", "priority", "pruning"):
+    for family in STATES:
         for place, leaf in enumerate(_leaves(getattr(work, family))):
             arrays[f"{family}/{place}"] = leaf
     return arrays
@@ -147,7 +149,7 @@ def _rebuild(engine: Engine, described: dict[str, Any], arrays: dict[str, Array]
     work.ledger.adopt({name: arrays[f"ledger/{name}"] for name in ("length", "held", "surprisal")})
     if "kv" in arrays:
         work.swapped = arrays["kv"].tobytes()
-    for family in ("temperature", "priority", "pruning"):
+    for family in STATES:
         leaves = iter(
             arrays[f"{family}/{place}"] for place in range(len(_leaves(getattr(work, family))))
         )

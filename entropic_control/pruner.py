@@ -15,11 +15,14 @@ Note = Callable[..., Any]
 """Takes what happened, the sequence, and details."""
 
 
+def is_due(work: Work, pruning: Pruning) -> bool:
+    """Whether the controller finds a sequence worth pruning, and lets it be pruned now."""
+    return work.prunable and pruning.due(work.ledger.blocks, work.ledger.length)
+
+
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    if work.slot is None or work.prompt_left or not work.prunable:
-        return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    if work.slot is None or work.prompt_left or not is_due(work, pruning):
         return
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):

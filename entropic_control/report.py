@@ -150,7 +150,8 @@ def _summary(
         "tokens": tokens,
         "total_time": total,
         "tokens_per_second": tokens / total if total else 0.0,
-        "decode_tokens_per_second": float(steps["rows"][alone].sum()) / decode_seconds
+        "decode_tokens_per_second": float((steps["rows"] + steps["accepted"])[alone].sum())
+        / decode_seconds
         if decode_seconds
         else 0.0,
         "latency_mean": float(latencies.mean()),
@@ -169,6 +170,8 @@ def _summary(
         if seconds.sum()
         else 0.0,
         "cost_error_median": float(np.median(error)) if error.size else None,
+        "drafted": int(steps["drafted"].sum()),
+        "accepted": int(steps["accepted"].sum()),
         "preemptions": sum(c.preemptions for c in completions),
         "longest_wait": max((c.longest_wait for c in completions), default=0),
     }
@@ -193,8 +196,13 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("KV cells held, peak", f"{s['kv_peak']}"),
         ("entropy by quarter [nats]", " ".join(f"{h:.2f}" for h in s["entropy_quarters"]) or "-"),
         ("temperature, range", f"{spread[0]:.2f} to {spread[1]:.2f}" if spread else "-"),
+        ("drafts accepted", _share(s["accepted"], s["drafted"])),
         ("repeated 4-grams", f"{100 * s['repeated_4grams']:.1f} %"),
         ("entropic time tau [nats]", f"{s['tau']:.0f}"),
         ("d(tau)/dC [nats/s]", f"{s['tau_per_second']:.2f}"),
         ("control overhead", f"{s['overhead_percent']:.1f} % of step time"),
     ]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({100 * part / whole:.0f} %)" if whole else "-"

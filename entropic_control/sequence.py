@@ -39,6 +39,8 @@ class Sequence:
         self.limit = limit
         self.seed = request.seed or 0
         self.tokens: list[int] = []
+        self._ids: Array | None = None
+        self._known = 0
         self.ledger = Ledger(capacity)
         self.text = TextStream(request.stop or ())
         self.slot: int | None = None
@@ -54,6 +56,11 @@ class Sequence:
         self.temperature: Any = None
         self.priority: Any = None
         self.pruning: Any = None
+        self.speculation: Any = None
+        self.guess: Array = self.prompt[:0]
+        """What was last guessed to follow, shape (n,), int32."""
+        self.draft: list[int] = []
+        """The part of it that the next step is to verify."""
         self.served = 0
         """The step that served it last."""
         self.raw_entropy = float("nan")
@@ -83,11 +90,22 @@ class Sequence:
             return float("inf")
         return self.arrived + self.request.deadline
 
+    def so_far(self) -> Array:
+        """The tokens of prompt and text, shape (n,), int32: a view that holds until more are known."""
+        if self._ids is None:
+            self._ids = np.zeros(len(self.prompt) + self.limit, np.int32)
+            self._ids[: len(self.prompt)] = self.prompt
+            self._known = len(self.prompt)
+        total = len(self.prompt) + len(self.tokens)
+        self._ids[self._known : total] = self.tokens[self._known - len(self.prompt) :]
+        self._known = total
+        return self._ids[:total]
+
     def upcoming(self, count: int) -> Array:
-        """The next `count` tokens to feed: of the prompt, or the last sampled one."""
+        """The next `count` tokens to feed: of the prompt, or the last sampled one and its draft."""
         if self.prompt_left:
             return self.prompt[self.ledger.length : self.ledger.length + count]
-        return np.array(self.tokens[-1:], np.int32)
+        return np.array(self.tokens[-1:] + self.draft, np.int32)
 
     def following(self, count: int) -> Array | None:
         """The prompt tokens after each of the next `count`, where their surprisal is wanted."""

@@ -48,6 +48,9 @@ STEP_COLUMNS: dict[str, str] = {
     "prompt_tokens": "i4",
     "prompt_reads": "i8",
     "measured": "i4",
+    "drafted": "i4",
+    "passes": "i4",
+    "accepted": "i4",
     "predicted": "f8",
     "forward": "f8",
     "seconds": "f8",
@@ -56,8 +59,9 @@ STEP_COLUMNS: dict[str, str] = {
     "tau": "f8",
     "reason": "U48",
 }
-"""One row a step. `reason` is the scheduler's, `forward` the engine's own time, `seconds` the whole
-step, both in seconds."""
+"""One row a step. `drafted` tokens were guessed, and `accepted` of them held, in
+`passes` through the model. `reason` is the scheduler's, `forward` the engine's own time, `seconds` the
+whole step, both in seconds."""
 
 
 class Table:

@@ -31,6 +31,8 @@ class Capabilities(NamedTuple):
     can_swap: bool
     """Whether a sequence's KV can be taken out and put back."""
     can_fork: bool
+    can_rollback: bool = False
+    """Whether it is `Reversible`, and so can be given drafts."""
 
 
 class Chunk(NamedTuple):
@@ -46,13 +48,20 @@ class Chunk(NamedTuple):
     following: Array | None = None
     """Tokens that follow each of `tokens` in the prompt, shape (n,) or (n - 1,): asks for their
     surprisals."""
+    drafts: int = 0
+    """How many of `tokens`, the last ones, are guesses: the logits before each of them are wanted too."""
+
+    @property
+    def outputs(self) -> int:
+        """Rows of logits it asks for: after the last token, and before each draft."""
+        return self.drafts + 1 if self.sample else 0
 
 
 class Forward(NamedTuple):
     """What a step gave. The logits may be views that hold until the next call; they may be written to."""
 
     logits: list[Array]
-    """One row, shape (vocab,), for each chunk with `sample`, in order."""
+    """Rows, shape (vocab,), chunk by chunk: `outputs` of each, in order of position."""
     surprisal: list[Array | None]
     """For each chunk: -ln p of `following`, nats, or None."""
     seconds: float
@@ -129,6 +138,19 @@ class Backend(Protocol):
         """Free the engine."""
 
 
+class Reversible(Backend, Protocol):
+    """A backend with `can_rollback`: it takes chunks with drafts, and takes wrong ones back."""
+
+    def rollback(self, slot: int, length: int) -> None:
+        """Forget the drafts of the slot's last chunk from position `length` on, as if never fed.
+
+        Raises
+        ------
+        DecodeError
+            The engine refused; ask `length` what it holds.
+        """
+
+
 class BackendConfig(Kinded):
     """Base of the backend configurations: which engine, which model, what size."""
 
@@ -150,12 +172,14 @@ class BackendConfig(Kinded):
 def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
     """The cost features of a step that the backend has just run."""
     sized = [(chunk, len(chunk.tokens), backend.extent(chunk.slot)) for chunk in chunks]
-    prompts = [(chunk, size, cells) for chunk, size, cells in sized if size > 1]
-    decoding = [cells for _, size, cells in sized if size == 1]
+    prompts = [(chunk, size, cells) for chunk, size, cells in sized if size - chunk.drafts > 1]
+    decoding = [(chunk.drafts, cells) for chunk, size, cells in sized if size - chunk.drafts == 1]
     return Shape(
         rows=len(decoding),
-        longest=max(decoding, default=0),
+        longest=max((cells for _, cells in decoding), default=0),
         prompt_tokens=sum(size for _, size, _ in prompts),
         prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
         measured=sum(size for chunk, size, _ in prompts if chunk.following is not None),
+        drafted=sum(drafts for drafts, _ in decoding),
+        passes=len({drafts for drafts, _ in decoding}),
     )

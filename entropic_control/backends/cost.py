@@ -22,14 +22,19 @@ class Shape(NamedTuple):
     """Sum over prompt tokens of the cells each attended to."""
     measured: int
     """Prompt tokens whose logits were computed for their surprisal."""
+    drafted: int = 0
+    """Tokens that were guessed, and decoded along with the rows' own."""
+    passes: int = 1
+    """Times that rows went through the model: those with drafts of one length go together."""
 
     def features(self) -> Array:
         """The regressors of the step's seconds."""
+        decoded = self.rows + self.drafted
         return np.array(
             [
-                float(self.rows > 0),
-                self.rows,
-                self.rows * self.longest,
+                self.passes if self.rows else 0.0,
+                decoded,
+                decoded * self.longest,
                 self.prompt_tokens,
                 self.prompt_reads,
                 self.measured,
@@ -49,9 +54,10 @@ class Weights(NamedTuple):
 
 
 class CostModel:
-    """seconds ~ step + row n + row_cell n L + prompt_token P + prompt_read R + measured m.
+    """seconds ~ step s + row n + row_cell n L + prompt_token P + prompt_read R + measured m.
 
-    n rows pad their attention to the longest, L. The fit is a non-negative least squares on relative
+    n rows, drafted tokens among them, go through the model in s passes and pad their attention to the
+    longest, L. The fit is a non-negative least squares on relative
     errors with exponential forgetting, tied to the prior, so that features a workload never excites
     keep their prior instead of drifting.
 

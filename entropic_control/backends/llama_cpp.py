@@ -110,6 +110,7 @@ class LlamaCpp:
             can_evict=can_evict,
             can_swap=True,
             can_fork=True,
+            can_rollback=can_evict,
         )
         scale = int(api.llama_model_n_params(self._model)) / 135e6
         self.cost = CostModel(
@@ -262,14 +263,14 @@ class LlamaCpp:
         row = 0
         for chunk in chunks:
             if chunk.following is None:
-                row += int(chunk.sample)
+                row += chunk.outputs
                 surprisal.append(None)
             else:
                 known = len(chunk.following)
                 surprisal.append(surprisals(table[row : row + known], chunk.following))
                 row += len(chunk.tokens)
             if chunk.sample:
-                logits.append(table[row - 1])
+                logits.extend(table[row - chunk.outputs : row])
         return logits, surprisal
 
     def _view(self, address: int, rows: int) -> Array:
@@ -287,6 +288,10 @@ class LlamaCpp:
         self._held[slot, start:stop] = False
         self._length[slot] = self.length(slot)
         return True
+
+    def rollback(self, slot: int, length: int) -> None:
+        if not self.evict(slot, length, self.capabilities.context + 1):
+            raise DecodeError(-1, f"the engine did not take back the drafts of slot {slot}")
 
     def compact(self, slot: int) -> None:
         data = self._take(slot)
@@ -393,7 +398,7 @@ class _Batch:
             self.positions[at:stop] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self.sequences[at:stop] = chunk.slot
             self.outputs[at:stop] = chunk.following is not None
-            self.outputs[stop - 1] |= chunk.sample
+            self.outputs[stop - 1 - chunk.drafts : stop] |= chunk.sample
             at = stop
         self.struct.n_tokens = at
         return int(np.count_nonzero(self.outputs[:at]))

@@ -12,7 +12,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -56,7 +56,7 @@ class SimulatedConfig(BackendConfig):
         Nats a token by which text at T = 1 drifts to noise.
     end : float
         Logit of the end token; -inf (null) never ends by itself.
-    can_evict, can_swap, can_fork : bool
+    can_evict, can_swap, can_fork, can_rollback : bool
         Abilities, to try a controller against an engine that lacks one.
     seconds_per_step, seconds_per_row, seconds_per_row_cell, seconds_per_prompt_token,
     seconds_per_prompt_read, seconds_per_measured : float
@@ -78,6 +78,7 @@ class SimulatedConfig(BackendConfig):
     can_evict: bool = True
     can_swap: bool = True
     can_fork: bool = True
+    can_rollback: bool = True
     seconds_per_step: float = Field(4.7e-3, ge=0)
     seconds_per_row: float = Field(5.8e-3, ge=0)
     seconds_per_row_cell: float = Field(3e-6, ge=0)
@@ -126,12 +127,14 @@ class Simulated:
             can_evict=config.can_evict,
             can_swap=config.can_swap,
             can_fork=config.can_fork,
+            can_rollback=config.can_rollback,
         )
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())
         # The rows of a large vocabulary together would not fit into memory.
         self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(self._logits_after)
         self._texts = [_Text() for _ in range(config.slots)]
+        self._before_drafts: list[list[_Text]] = [[] for _ in range(config.slots)]
         self._clock = 0.0
 
     def encode(self, prompt: Prompt) -> Array:
@@ -166,10 +169,16 @@ class Simulated:
         logits, surprisal = [], []
         for chunk in chunks:
             surprisal.append(self._surprisal(chunk))
-            self._feed(chunk)
+            text = self._texts[chunk.slot]
+            certain = len(chunk.tokens) - chunk.drafts
+            self._feed(text, chunk.tokens[:certain])
+            self._before_drafts[chunk.slot] = []
             if chunk.sample:
-                text = self._texts[chunk.slot]
                 text.generating = True
+                logits.append(self._row(text))
+            for at in range(certain, len(chunk.tokens)):
+                self._before_drafts[chunk.slot].append(replace(text))
+                self._feed(text, chunk.tokens[at : at + 1])
                 logits.append(self._row(text))
         seconds = self._true.predict(step_shape(self, chunks))
         self._clock += seconds
@@ -206,20 +215,19 @@ class Simulated:
         pairs = zip(rows, chunk.following, strict=True)
         return np.array([surprisals(row[None], token[None])[0] for row, token in pairs])
 
-    def _feed(self, chunk: Chunk) -> None:
-        text = self._texts[chunk.slot]
+    def _feed(self, text: _Text, tokens: Array) -> None:
         c = self.config
         if text.generating and c.drift:
-            for token in chunk.tokens:
+            for token in tokens:
                 row = self._row(text)
                 at_one = moments(row, 1.0)
                 surprise = at_one.log_norm - (row[token] - at_one.peak) - at_one.entropy
                 step = c.drift * (np.clip(surprise, -5, 5) + c.bias)
                 text.disorder = float(np.clip((1 - c.relax) * text.disorder + step, -2.5, 2.5))
                 text.last = int(token)
-        text.last = int(chunk.tokens[-1])
-        text.positions.extend(range(chunk.start, chunk.start + len(chunk.tokens)))
-        text.length += len(chunk.tokens)
+        text.last = int(tokens[-1])
+        text.positions.extend(range(text.length, text.length + len(tokens)))
+        text.length += len(tokens)
         text.extent = max(text.extent, len(text.positions))
 
     def evict(self, slot: int, start: int, stop: int) -> bool:
@@ -228,6 +236,15 @@ class Simulated:
         text = self._texts[slot]
         text.positions = [p for p in text.positions if not start <= p < stop]
         return True
+
+    def rollback(self, slot: int, length: int) -> None:
+        text = self._texts[slot]
+        before = next((t for t in self._before_drafts[slot] if t.length == length), None)
+        if not self.config.can_rollback or before is None:
+            raise DecodeError(-1, f"slot {slot} cannot go back to {length} tokens")
+        del text.positions[length - text.length :]
+        self._texts[slot] = before
+        self._before_drafts[slot] = []
 
     def compact(self, slot: int) -> None:
         text = self._texts[slot]
@@ -244,6 +261,7 @@ class Simulated:
 
     def release(self, slot: int) -> None:
         self._texts[slot] = _Text()
+        self._before_drafts[slot] = []
 
     def fork(self, source: int, target: int, length: int) -> None:
         origin = self._texts[source]
@@ -259,6 +277,7 @@ class Simulated:
 
     def restore(self, slot: int, data: bytes) -> None:
         self._texts[slot] = _Text(**json.loads(data))
+        self._before_drafts[slot] = []
 
     def room(self) -> int:
         total = self.config.cells or self.config.slots * self.config.context

@@ -48,7 +48,8 @@ def controlled(config: Config, backend: Backend, prompts: list[Any], tokens: int
     ]
     steps = engine.run(works).trace.steps
     full = (steps["rows"] == len(prompts)) & (steps["prompt_tokens"] == 0)
-    return float(steps["rows"][full].sum() / steps["seconds"][full].sum())
+    done = steps["rows"] + steps["accepted"]
+    return float(done[full].sum() / steps["seconds"][full].sum())
 
 
 def run_overhead(

@@ -23,6 +23,11 @@ from entropic_control.controllers.pruning import (
     SlidingWindow,
 )
 from entropic_control.controllers.signals import Distribution, Reading
+from entropic_control.controllers.speculation import (
+    NgramSpeculation,
+    NoSpeculation,
+    Speculation,
+)
 from entropic_control.controllers.temperature import (
     DynamicTemperature,
     EDTTemperature,
@@ -52,7 +57,9 @@ __all__ = [
     "Linear",
     "MinP",
     "Mirostat",
+    "NgramSpeculation",
     "NoPruning",
+    "NoSpeculation",
     "NoTruncation",
     "PITemperature",
     "Priority",
@@ -63,6 +70,7 @@ __all__ = [
     "ShortestRemaining",
     "SlewLimit",
     "SlidingWindow",
+    "Speculation",
     "TemperatureController",
     "TopK",
     "TopKEntropy",

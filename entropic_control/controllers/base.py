@@ -112,7 +112,7 @@ class Controller(Kinded):
 
     A subclass adds its parameters as fields, a `kind` literal that names it in configurations, and
     the methods of its family. The methods are pure: state goes in, new state comes out. `family` says
-    which loop it serves: 'temperature', 'priority', 'pruning', 'estimator' or 'truncation'.
+    which loop it serves: 'temperature', 'priority', 'pruning', 'speculation', 'estimator' or 'truncation'.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset()

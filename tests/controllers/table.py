@@ -18,7 +18,9 @@ from entropic_control.controllers import (
     FullEntropy,
     MinP,
     Mirostat,
+    NgramSpeculation,
     NoPruning,
+    NoSpeculation,
     NoTruncation,
     PITemperature,
     RandomPruning,
@@ -57,6 +59,11 @@ PRUNINGS: dict[str, Controller] = {
     "entropic": EntropicPruning(budget=0.5, window=0.25, filter=0.2),
     "entropic ungated": EntropicPruning(budget=160, gate=None),
 }
+SPECULATIONS: dict[str, Controller] = {
+    "none": NoSpeculation(),
+    "ngram": NgramSpeculation(shortest=1, longest=4, draft=5, when="always"),
+    "ngram by entropy": NgramSpeculation(entropy=2.5, filter=0.3, prior=0.7),
+}
 ESTIMATORS: dict[str, Controller] = {
     "full": FullEntropy(),
     "top_k": TopKEntropy(k=8),
@@ -75,6 +82,7 @@ LOOPS = {
         ("temperature", TEMPERATURES),
         ("priority", PRIORITIES),
         ("pruning", PRUNINGS),
+        ("speculation", SPECULATIONS),
     )
     for name, controller in members.items()
 }

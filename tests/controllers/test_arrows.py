@@ -15,7 +15,7 @@ import entropic_control
 PACKAGE = Path(entropic_control.__file__).parent
 HEAVY = ("torch", "llama_cpp", "triton", "transformers", "vllm", "matplotlib", "control")
 GROUND = ("entropic_control.errors", "entropic_control.controllers", "entropic_control.kernels")
-POLICIES = ("temperature", "priority", "pruning", "truncation", "calibration")
+POLICIES = ("temperature", "priority", "pruning", "speculation", "truncation", "calibration")
 
 
 def imported(source: str) -> Iterator[str]:

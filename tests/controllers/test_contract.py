@@ -98,7 +98,7 @@ def frozen(state: Any) -> Any:
 
 def test_table_is_complete() -> None:
     here = {(controller.family, controller.kind) for controller in EVERYTHING.values()}
-    families = ("temperature", "priority", "pruning", "estimator", "truncation")
+    families = ("temperature", "priority", "pruning", "speculation", "estimator", "truncation")
     known = {
         (family, kind)
         for family in families
