@@ -69,7 +69,7 @@ class Engine:
         self._live: list[Work] = []
         self._coming: list[Work] = []
         self._seats = Seats(self.backend, self._preempted)
-        self._loops = Loops(config, dry_run=dry_run)
+        self._loops = Loops(config, self.backend, dry_run=dry_run)
         self._step_number = 0
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
@@ -88,6 +88,15 @@ class Engine:
                 f"backend '{able.name}' cannot evict parts of this model's KV cache, so "
                 f"pruning '{pruning.kind}' cannot run on it: set pruning to 'none'"
             )
+        for needed, can, what in (
+            (pruning.selects, able.can_select, "attend to some of the KV blocks only"),
+            (pruning.needs_attention, able.can_score_attention, "measure the attention of KV blocks"),
+        ):
+            if needed and not can:
+                raise CapabilityError(
+                    f"backend '{able.name}' cannot {what}, so pruning '{pruning.kind}' cannot run on "
+                    f"it: choose another kind, or the triton backend"
+                )
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -392,6 +401,9 @@ class Engine:
             work.ledger.extend(len(chunk.tokens))
             if surprisal is not None:
                 work.ledger.record(chunk.start + 1, surprisal)
+        for (work, _), looked in zip(chosen, forward.attention, strict=False):
+            if looked is not None:
+                work.ledger.attended(looked.number, looked.mass)
         return results, forward.seconds
 
     def _chunk(self, work: Work, tokens: int) -> Chunk:
@@ -402,6 +414,8 @@ class Engine:
             tokens=work.upcoming(tokens),
             sample=work.prompt_left <= tokens,
             following=work.following(tokens),
+            attend=self._loops.selected(work),
+            score=self._loops.watches(work),
         )
 
     def _one_by_one(
@@ -413,7 +427,7 @@ class Engine:
         for pair in chosen:
             alone, seconds = self._forward([pair], events)
             total += seconds
-            results += [(w, c, None if z is None else z.copy(), s) for w, c, z, s in alone]
+            results += [(w, c, None if z is None else _kept(z), s) for w, c, z, s in alone]
         return results, total
 
     def _resync(self, work: Work, error: DecodeError, events: list[Event]) -> None:
@@ -544,6 +558,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _kept(logits: Any) -> Any:
+    """A copy of a row of logits, an array or a tensor on the device."""
+    return logits.copy() if isinstance(logits, np.ndarray) else logits.clone()
 
 
 _Result = tuple[Work, Chunk, Array | None, Array | None]

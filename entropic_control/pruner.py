@@ -17,9 +17,7 @@ Note = Callable[..., Any]
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    if work.slot is None or work.prompt_left or not work.prunable:
-        return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    if work.slot is None or not work.prunable or not _due(work, pruning):
         return
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
@@ -36,13 +34,19 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
-    if work.observed or work.prompt_left:
-        return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    if work.observed or not _due(work, pruning):
         return
     work.observed = True
     runs = work.ledger.runs(pruning.keep(work.ledger.view()))
     note("would_prune", work, cells=sum(stop - start for start, stop in runs))
+
+
+def _due(work: Work, pruning: Pruning) -> bool:
+    if work.prompt_left or not pruning.prunes:
+        return False
+    if pruning.needs_attention and not work.ledger.watched:
+        return False  # nothing is known of its blocks yet
+    return pruning.due(work.ledger.blocks, work.ledger.length)
 
 
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:

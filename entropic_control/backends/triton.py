@@ -16,10 +16,13 @@ from pydantic import Field
 
 from entropic_control.backends import models
 from entropic_control.backends.base import (
+    Attention,
     Backend,
     BackendConfig,
     Capabilities,
     Chunk,
+    Draw,
+    Drawn,
     Forward,
     Prompt,
 )
@@ -29,7 +32,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom
 
 if TYPE_CHECKING:
-    from entropic_control.backends.paged.step import Step
+    from entropic_control.backends.paged.step import Row, Step
 
 _INSTALL = "pip install 'entropic-control[gpu]'"
 
@@ -62,6 +65,10 @@ class TritonConfig(BackendConfig):
         "auto" chooses by the device.
     kernels : str
         Which implementation of the kernels: auto, compiled, interpreter or reference.
+    sampling : {"auto", "host", "device"}
+        Where tokens are measured and drawn: by numpy on the host, which runs every controller, or by
+        the control-and-sample kernel where the logits live, for the controllers it knows. "auto" is
+        the device on CUDA.
     threads : int or None
         CPU threads of torch; None leaves them as they are.
     chat : bool
@@ -79,6 +86,7 @@ class TritonConfig(BackendConfig):
     step_tokens: int = Field(512, ge=32)
     attention: Literal["auto", "kernels", "gathered"] = "auto"
     kernels: Literal["auto", "compiled", "interpreter", "reference"] = "auto"
+    sampling: Literal["auto", "host", "device"] = "auto"
     threads: int | None = Field(None, ge=1)
     chat: bool = True
 
@@ -142,6 +150,7 @@ class Triton:
 
     def __init__(self, config: TritonConfig, model: Any, tokenizer: Any = None) -> None:
         from entropic_control.backends.paged.attention import NAME, Gathered, Kernels, PagedCache
+        from entropic_control.backends.paged.drawing import Sampler
         from entropic_control.backends.paged.storage import Storage
         from entropic_control.backends.paged.text import Text
 
@@ -173,7 +182,13 @@ class Triton:
             can_evict=True,
             can_swap=True,
             can_fork=True,
+            can_select=True,
+            can_score_attention=True,
+            can_draw=config.sampling == "device"
+            or (config.sampling == "auto" and self.device.type == "cuda"),
         )
+        self.resident = False
+        self._sampler = Sampler(config.slots, vocab, self.device, config.kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.cost = CostModel(_prior(parameters, self.device.type))
         model.set_attn_implementation(NAME)
@@ -228,14 +243,14 @@ class Triton:
         copies = [self._pool.extend(table, len(chunk.tokens)) for chunk, table in pairs]
         try:
             self._storage.copy([copy for copy in copies if copy is not None])
-            logits, surprisal = self._run(chunks)
+            result = self._run(chunks)
         except Exception as error:
             for chunk, table, copy in zip(chunks, tables, copies, strict=True):
                 self._pool.retract(table, chunk.start, copy)
             if isinstance(error, (CapabilityError, DecodeError)):
                 raise
             raise self._failure(error) from error
-        return Forward(logits, surprisal, time.perf_counter() - began)
+        return result._replace(seconds=time.perf_counter() - began)
 
     def _check(self, chunk: Chunk) -> None:
         length = self._tables[chunk.slot].length
@@ -255,13 +270,14 @@ class Triton:
             return NoRoom(1, f"{self.device} has too little memory left for this step")
         return DecodeError(-1, f"the model failed: {type(error).__name__}: {error}")
 
-    def _run(self, chunks: Sequence[Chunk]) -> tuple[list[Array], list[Array | None]]:
-        from entropic_control.backends.paged.step import Row, Step
+    def _run(self, chunks: Sequence[Chunk]) -> Forward:
+        from entropic_control.backends.paged.step import Step
 
         # Decoding rows first, as a step wants them.
         order = sorted(range(len(chunks)), key=lambda at: len(chunks[at].tokens) > 1)
-        rows = [Row(self._tables[chunks[at].slot], chunks[at].tokens) for at in order]
-        step = Step(rows, self.device)
+        rows = [self._row(chunks[at]) for at in order]
+        scored = [at for at, chunk in enumerate(chunks) if chunk.score and len(chunk.tokens) == 1]
+        step = Step(rows, self.device, score=bool(scored))
         begins = np.cumsum([0, *(len(row.tokens) for row in rows)])
         wanted: dict[int, Array] = {}
         for at, begin in zip(order, begins, strict=False):
@@ -278,7 +294,24 @@ class Triton:
             surprisal.append(None if chunk.following is None else _surprisals(part, chunk.following))
             if chunk.sample:
                 sampled.append(part[-1])
-        return _on_host(sampled), surprisal
+        looked: list[Attention | None] = [None] * len(chunks)
+        if scored:
+            masses = step.masses()
+            for place, at in enumerate(order):
+                if at in scored:
+                    looked[at] = Attention(rows[place].numbers, masses[place])
+        rows_out = sampled if self.resident else _on_host(sampled)
+        return Forward(rows_out, surprisal, 0.0, looked if scored else ())
+
+    def _row(self, chunk: Chunk) -> Row:
+        from entropic_control.backends.paged.step import Row
+
+        table = self._tables[chunk.slot]
+        if chunk.attend is None or len(chunk.tokens) > 1:
+            return Row(table, chunk.tokens)
+        # The block of the token itself is always among them.
+        chosen = np.isin(table.numbers, [*chunk.attend, table.numbers[-1]])
+        return Row(table, chunk.tokens, None if chosen.all() else chosen)
 
     def _logits(self, step: Step, wanted: Array) -> Any:
         """Run the model; logits of the wanted tokens, shape (wanted, vocab)."""
@@ -304,6 +337,9 @@ class Triton:
         """What transformers calls the cache: `cache` since 5.23."""
         named = inspect.signature(self._model.forward).parameters
         return "cache" if "cache" in named else "past_key_values"
+
+    def draw(self, logits: Sequence[Any], draw: Draw) -> Drawn:
+        return self._sampler(logits, draw)
 
     def evict(self, slot: int, start: int, stop: int) -> bool:
         table = self._tables[slot]

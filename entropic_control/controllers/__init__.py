@@ -16,7 +16,9 @@ from entropic_control.controllers.priority import (
     ShortestRemaining,
 )
 from entropic_control.controllers.pruning import (
+    AttentionPruning,
     EntropicPruning,
+    EntropicSelection,
     NoPruning,
     Pruning,
     RandomPruning,
@@ -36,6 +38,7 @@ from entropic_control.controllers.temperature import (
 from entropic_control.controllers.truncation import MinP, NoTruncation, TopK, TopP, Truncation
 
 __all__ = [
+    "AttentionPruning",
     "CalibratedEntropy",
     "Calibration",
     "Controller",
@@ -44,6 +47,7 @@ __all__ = [
     "EDTTemperature",
     "EntropicPriority",
     "EntropicPruning",
+    "EntropicSelection",
     "Estimator",
     "ExactTemperature",
     "FirstCome",

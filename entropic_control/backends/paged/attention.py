@@ -18,6 +18,7 @@ from entropic_control.backends.paged.storage import Pools, Storage
 from entropic_control.errors import CapabilityError
 from entropic_control.kernels._torch import torch
 from entropic_control.kernels.dispatch import Mode
+from entropic_control.kernels.kv_cache import write_kv
 from entropic_control.kernels.paged_attention import paged_attention
 from entropic_control.kernels.paged_prefill import paged_prefill
 
@@ -29,7 +30,10 @@ _UNSUPPORTED = {"softcap": "soft-capped scores", "s_aux": "attention sinks", "po
 
 
 class Attend(Protocol):
-    """How attention is computed over the pool."""
+    """How keys and values come into the pool, and attention is computed over it."""
+
+    def write(self, pools: Pools, keys: Any, values: Any, cells: Any) -> None:
+        """Store keys and values, shape (tokens, KV heads, head size), in cells of shape (tokens,)."""
 
     def __call__(
         self, query: Any, pools: Pools, step: Step, scale: float | None, window: int | None
@@ -53,9 +57,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(self, key_states: Any, value_states: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
         cache = self._cache
         assert cache.step is not None
-        cache.storage.write(
-            self._layer, *(x[0].transpose(0, 1) for x in (key_states, value_states)), cache.step.cells
-        )
+        keys, values = (x[0].transpose(0, 1) for x in (key_states, value_states))
+        pools = cache.storage.made(self._layer, keys, values)
+        cache.attend.write(pools, keys, values, cache.step.cells)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -135,6 +139,9 @@ class Kernels:
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
 
+    def write(self, pools: Pools, keys: Any, values: Any, cells: Any) -> None:
+        write_kv(keys, values, *pools, cells, mode=self._mode)
+
     def __call__(
         self, query: Any, pools: Pools, step: Step, scale: float | None, window: int | None
     ) -> Any:
@@ -177,6 +184,10 @@ class Gathered:
 
     def __init__(self, mode: Mode) -> None:
         self._kernels = Kernels(mode)
+
+    def write(self, pools: Pools, keys: Any, values: Any, cells: Any) -> None:
+        for pool, new in zip(pools, (keys, values), strict=True):
+            pool.flatten(0, 1).index_copy_(0, cells, new)
 
     def __call__(
         self, query: Any, pools: Pools, step: Step, scale: float | None, window: int | None

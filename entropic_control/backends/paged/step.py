@@ -200,6 +200,11 @@ class Step:
         """Rows that decode."""
         return len(self.decode.rows)
 
+    def masses(self) -> list[Array]:
+        """For each decoding row, the share of its attention on each block it attended to."""
+        mean = (self.mass / max(self.scored, 1)).cpu().numpy()
+        return [row[: len(of.blocks)] for row, of in zip(mean, self.decode.rows, strict=True)]
+
     def add_mass(self, masses: Any) -> None:
         """Add one layer's masses, shape (rows, heads, width)."""
         self.mass += masses.mean(1)

@@ -12,7 +12,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError, ModelError
 from entropic_control.kernels._torch import torch
 from entropic_control.kernels.dispatch import Mode
-from entropic_control.kernels.kv_cache import copy_blocks, write_kv
+from entropic_control.kernels.kv_cache import copy_blocks
 
 
 class Pools(NamedTuple):
@@ -53,18 +53,12 @@ class Storage:
         """Layers that never wrote."""
         return [layer for layer, pools in enumerate(self._layers) if pools is None]
 
-    def write(self, layer: int, keys: Any, values: Any, cells: Any) -> None:
-        """Store keys and values, shape (tokens, KV heads, head size), in their cells.
-
-        Parameters
-        ----------
-        cells : torch.Tensor, shape (tokens,), int64
-            Block times 16 plus offset; -1 for padding.
-        """
+    def made(self, layer: int, keys: Any, values: Any) -> Pools:
+        """The pools of a layer, made to hold keys and values of shape (tokens, KV heads, head size)."""
         pools = self._layers[layer]
         if pools is None:
             pools = self._layers[layer] = self._make(keys, values)
-        write_kv(keys, values, pools.keys, pools.values, cells, mode=self._mode)
+        return pools
 
     def _make(self, keys: Any, values: Any) -> Pools:
         if keys.shape != values.shape:
