@@ -21,13 +21,14 @@ from entropic_control.controllers import (
     PITemperature,
     TopK,
     TopP,
+    Truncation,
 )
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.temperature import Command
 from entropic_control.sequence import Sequence as Work
 
-_CUTS = {TopK: "k", TopP: "p", MinP: "p"}
+_CUTS: dict[type[Truncation], str] = {TopK: "k", TopP: "p", MinP: "p"}
 """The truncations that the kernel knows, with the field that is their setting."""
 
 

@@ -90,7 +90,11 @@ class Engine:
             )
         for needed, can, what in (
             (pruning.selects, able.can_select, "attend to some of the KV blocks only"),
-            (pruning.needs_attention, able.can_score_attention, "measure the attention of KV blocks"),
+            (
+                pruning.needs_attention,
+                able.can_score_attention,
+                "measure the attention of KV blocks",
+            ),
         ):
             if needed and not can:
                 raise CapabilityError(

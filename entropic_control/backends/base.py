@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from entropic_control.backends.cost import CostModel, Shape
 from entropic_control.controllers.base import Array, Kinded
@@ -167,7 +167,7 @@ class Draw(NamedTuple):
     """State of that loop before the step, shape (5, rows), in the order of `PIState`."""
     cut: tuple[str, float] | None = None
     """A truncation, by the names of the kernels: ("top_k", 40), ("top_p", 0.9), ("min_p", 0.05)."""
-    place: str = "before"
+    place: Literal["before", "after"] = "before"
     """Whether it is made before the temperature or after."""
 
 

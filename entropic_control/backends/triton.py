@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from entropic_control.backends import models
 from entropic_control.backends.base import (
-    Attention,
     Backend,
     BackendConfig,
     Capabilities,
@@ -30,9 +29,6 @@ from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.paged.pool import BLOCK, BlockPool, Table
 from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom
-
-if TYPE_CHECKING:
-    from entropic_control.backends.paged.step import Row, Step
 
 _INSTALL = "pip install 'entropic-control[gpu]'"
 
@@ -69,6 +65,8 @@ class TritonConfig(BackendConfig):
         Where tokens are measured and drawn: by numpy on the host, which runs every controller, or by
         the control-and-sample kernel where the logits live, for the controllers it knows. "auto" is
         the device on CUDA.
+    graphs : bool
+        Whether decode steps are captured as CUDA graphs, on CUDA.
     threads : int or None
         CPU threads of torch; None leaves them as they are.
     chat : bool
@@ -87,6 +85,7 @@ class TritonConfig(BackendConfig):
     attention: Literal["auto", "kernels", "gathered"] = "auto"
     kernels: Literal["auto", "compiled", "interpreter", "reference"] = "auto"
     sampling: Literal["auto", "host", "device"] = "auto"
+    graphs: bool = True
     threads: int | None = Field(None, ge=1)
     chat: bool = True
 
@@ -151,6 +150,8 @@ class Triton:
     def __init__(self, config: TritonConfig, model: Any, tokenizer: Any = None) -> None:
         from entropic_control.backends.paged.attention import NAME, Gathered, Kernels, PagedCache
         from entropic_control.backends.paged.drawing import Sampler
+        from entropic_control.backends.paged.graphs import captured
+        from entropic_control.backends.paged.runner import Runner
         from entropic_control.backends.paged.storage import Storage
         from entropic_control.backends.paged.text import Text
 
@@ -172,7 +173,10 @@ class Triton:
             config.attention == "auto" and self.device.type != "cuda"
         )
         attend = (Gathered if gathers else Kernels)(config.kernels)
-        self._cache = PagedCache(layers, self._storage, attend)
+        cache = PagedCache(layers, self._storage, attend)
+        model.set_attn_implementation(NAME)
+        graphs = config.graphs and self.device.type == "cuda"
+        self._runner = Runner(model, cache, captured if graphs else None)
         self.capabilities = Capabilities(
             name="triton",
             vocab=vocab,
@@ -191,7 +195,6 @@ class Triton:
         self._sampler = Sampler(config.slots, vocab, self.device, config.kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.cost = CostModel(_prior(parameters, self.device.type))
-        model.set_attn_implementation(NAME)
         self._probe()
 
     def _check_context(self, shape: Any) -> None:
@@ -236,6 +239,8 @@ class Triton:
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         for chunk in chunks:
             self._check(chunk)
+        if len({chunk.slot for chunk in chunks}) < len(chunks):
+            raise DecodeError(-1, "a slot was given twice in one step")
         tables = [self._tables[chunk.slot] for chunk in chunks]
         self._pool.check(tables, [len(chunk.tokens) for chunk in chunks])
         began = time.perf_counter()
@@ -243,7 +248,7 @@ class Triton:
         copies = [self._pool.extend(table, len(chunk.tokens)) for chunk, table in pairs]
         try:
             self._storage.copy([copy for copy in copies if copy is not None])
-            result = self._run(chunks)
+            result = self._runner(chunks, tables, resident=self.resident)
         except Exception as error:
             for chunk, table, copy in zip(chunks, tables, copies, strict=True):
                 self._pool.retract(table, chunk.start, copy)
@@ -269,74 +274,6 @@ class Triton:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             return NoRoom(1, f"{self.device} has too little memory left for this step")
         return DecodeError(-1, f"the model failed: {type(error).__name__}: {error}")
-
-    def _run(self, chunks: Sequence[Chunk]) -> Forward:
-        from entropic_control.backends.paged.step import Step
-
-        # Decoding rows first, as a step wants them.
-        order = sorted(range(len(chunks)), key=lambda at: len(chunks[at].tokens) > 1)
-        rows = [self._row(chunks[at]) for at in order]
-        scored = [at for at, chunk in enumerate(chunks) if chunk.score and len(chunk.tokens) == 1]
-        step = Step(rows, self.device, score=bool(scored))
-        begins = np.cumsum([0, *(len(row.tokens) for row in rows)])
-        wanted: dict[int, Array] = {}
-        for at, begin in zip(order, begins, strict=False):
-            chunk = chunks[at]
-            size = len(chunk.tokens)
-            first = 0 if chunk.following is not None else size - int(chunk.sample)
-            wanted[at] = np.arange(begin + first, begin + size)
-        logits = self._logits(step, np.concatenate([wanted[at] for at in order]))
-        ends = dict(zip(order, np.cumsum([len(wanted[at]) for at in order]), strict=True))
-        sampled: list[Array] = []
-        surprisal: list[Array | None] = []
-        for at, chunk in enumerate(chunks):
-            part = logits[ends[at] - len(wanted[at]) : ends[at]]
-            surprisal.append(None if chunk.following is None else _surprisals(part, chunk.following))
-            if chunk.sample:
-                sampled.append(part[-1])
-        looked: list[Attention | None] = [None] * len(chunks)
-        if scored:
-            masses = step.masses()
-            for place, at in enumerate(order):
-                if at in scored:
-                    looked[at] = Attention(rows[place].numbers, masses[place])
-        rows_out = sampled if self.resident else _on_host(sampled)
-        return Forward(rows_out, surprisal, 0.0, looked if scored else ())
-
-    def _row(self, chunk: Chunk) -> Row:
-        from entropic_control.backends.paged.step import Row
-
-        table = self._tables[chunk.slot]
-        if chunk.attend is None or len(chunk.tokens) > 1:
-            return Row(table, chunk.tokens)
-        # The block of the token itself is always among them.
-        chosen = np.isin(table.numbers, [*chunk.attend, table.numbers[-1]])
-        return Row(table, chunk.tokens, None if chosen.all() else chosen)
-
-    def _logits(self, step: Step, wanted: Array) -> Any:
-        """Run the model; logits of the wanted tokens, shape (wanted, vocab)."""
-        from entropic_control.backends.paged.attention import STEP
-        from entropic_control.kernels._torch import torch
-
-        self._cache.step = step
-        try:
-            with torch.inference_mode():
-                out = self._model(
-                    input_ids=step.tokens[None],
-                    position_ids=step.positions[None],
-                    use_cache=True,
-                    logits_to_keep=torch.from_numpy(wanted).to(self.device),
-                    **{self._cache_name: self._cache, STEP: self._cache},
-                )
-        finally:
-            self._cache.step = None
-        return out.logits[0]
-
-    @cached_property
-    def _cache_name(self) -> str:
-        """What transformers calls the cache: `cache` since 5.23."""
-        named = inspect.signature(self._model.forward).parameters
-        return "cache" if "cache" in named else "past_key_values"
 
     def draw(self, logits: Sequence[Any], draw: Draw) -> Drawn:
         return self._sampler(logits, draw)
@@ -406,31 +343,19 @@ class Triton:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    @contextmanager
+    def plain(self) -> Iterator[Any]:
+        """The model with transformers' own attention, for comparisons."""
+        from entropic_control.backends.paged.attention import NAME
+
+        self._model.set_attn_implementation("sdpa")
+        try:
+            yield self._model
+        finally:
+            self._model.set_attn_implementation(NAME)
+
     def close(self) -> None:
-        self._model = self._cache = self._storage = None
-
-
-def _surprisals(logits: Any, following: Array) -> Array:
-    """-ln p at T = 1 of the token after each row, nats; NaN where a row is no distribution."""
-    from entropic_control.kernels._torch import torch
-
-    known = len(following)
-    tokens = torch.from_numpy(following.astype(np.int64)).to(logits.device)
-    z = logits[:known].float()
-    nats = z.logsumexp(-1) - z.gather(-1, tokens[:, None])[:, 0]
-    out: Array = nats.double().cpu().numpy()
-    return np.where(np.isfinite(out), out, np.nan)
-
-
-def _on_host(rows: Sequence[Any]) -> list[Array]:
-    """Logits as arrays that may be written to."""
-    if not rows:
-        return []
-    if rows[0].device.type == "cpu":
-        return [row.float().numpy() for row in rows]
-    from entropic_control.kernels._torch import torch
-
-    return list(torch.stack(list(rows)).float().cpu().numpy())
+        del self._model, self._runner, self._storage, self._sampler
 
 
 def _prior(parameters: int, device: str) -> Weights:

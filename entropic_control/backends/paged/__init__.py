@@ -7,6 +7,7 @@
 `attention`  transformers' attention and cache interfaces, on our kernels
 `loading`    models and tokenizers from a directory, hf://, or a GGUF file
 `text`       prompts to token ids, token ids to bytes
+`runner`     the model run on the chunks of a step
 `graphs`     the decode step as a captured CUDA graph
 `drawing`    measuring, temperature update and sampling where the logits live
 ===========  ================================================================================

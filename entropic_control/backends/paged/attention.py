@@ -26,7 +26,11 @@ NAME = "entropic_paged"
 STEP = "entropic_step"
 """The keyword of a model's forward that carries the step."""
 
-_UNSUPPORTED = {"softcap": "soft-capped scores", "s_aux": "attention sinks", "position_bias": "position biases"}
+_UNSUPPORTED = {
+    "softcap": "soft-capped scores",
+    "s_aux": "attention sinks",
+    "position_bias": "position biases",
+}
 
 
 class Attend(Protocol):
@@ -86,10 +90,7 @@ class PagedCache(Cache):  # type: ignore[misc]
 def attention(
     module: Any,
     query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    *,
+    *_: Any,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: Any,
@@ -225,7 +226,13 @@ class Gathered:
         return out.reshape(rows, heads, size)
 
     def _chunk(
-        self, query: Any, pools: Pools, step: Step, row: int, scale: float | None, window: int | None
+        self,
+        query: Any,
+        pools: Pools,
+        step: Step,
+        row: int,
+        scale: float | None,
+        window: int | None,
     ) -> Any:
         cells = step.prefill.cells(row)
         k, v = (pool.flatten(0, 1).index_select(0, cells).transpose(0, 1)[None] for pool in pools)

@@ -42,7 +42,7 @@ class Sampler:
     def __call__(self, logits: Sequence[Any], draw: Draw) -> Drawn:
         """Measure, control and sample; waits for the device once, for everything together."""
         rows = len(logits)
-        seeds, steps = upload(
+        _, (seeds, steps) = upload(
             [
                 np.array([seed & _WORD for seed in draw.seeds], np.uint64).view(np.int64),
                 np.array(draw.steps, np.int64),
@@ -50,7 +50,7 @@ class Sampler:
             self._device,
         )
         given = draw.temperature if draw.state is None else draw.state
-        (held,) = upload([np.asarray(given, np.float32)], self._device)
+        _, (held,) = upload([np.asarray(given, np.float32)], self._device)
         loop: dict[str, Any] = {"temperature": held}
         if draw.state is not None:
             loop = {"gains": PIGains.of(draw.gains), "state": held}

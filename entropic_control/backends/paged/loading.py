@@ -34,9 +34,7 @@ class Loaded(NamedTuple):
     tokenizer: Any
 
 
-def load(
-    name: str, device: Any, dtype: Any = None, tokenizer: str | None = None
-) -> Loaded:
+def load(name: str, device: Any, dtype: Any = None, tokenizer: str | None = None) -> Loaded:
     """Load a causal language model and its tokenizer.
 
     Parameters
@@ -57,13 +55,17 @@ def load(
     """
     source = located(name)
     model = _load_model(source, name, dtype or (torch.float32 if device.type == "cpu" else "auto"))
-    found = _load_tokenizer(located(tokenizer) if tokenizer else source, asked=tokenizer is not None)
+    found = _load_tokenizer(
+        located(tokenizer) if tokenizer else source, asked=tokenizer is not None
+    )
     check_tokenizer(model, found)
     try:
         return Loaded(model.to(device).eval(), found)
     except torch.cuda.OutOfMemoryError as error:
         size = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
-        raise ModelError(f"model {name!r} takes {size:.1f} GiB, which {device} does not have") from error
+        raise ModelError(
+            f"model {name!r} takes {size:.1f} GiB, which {device} does not have"
+        ) from error
 
 
 def located(name: str) -> str:
@@ -82,7 +84,9 @@ def located(name: str) -> str:
     path = Path(name).expanduser()
     if name not in models.KNOWN and path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{name!r} holds no config.json: give a directory of transformers' format")
+            raise ModelError(
+                f"{name!r} holds no config.json: give a directory of transformers' format"
+            )
         return str(path)
     return str(converted(models.resolve(name)))
 
@@ -128,7 +132,9 @@ def _convert(gguf: Path, target: Path) -> None:
             quantization_config=GgufConfig(dequantize=True),
         )
     except ImportError as error:
-        raise CapabilityError(f"reading a GGUF file needs {error.name or 'gguf'}: {INSTALL}") from error
+        raise CapabilityError(
+            f"reading a GGUF file needs {error.name or 'gguf'}: {INSTALL}"
+        ) from error
     except Exception as error:  # transformers raises whatever its readers do
         raise ModelError(f"transformers could not read {str(gguf)!r}: {error}") from error
     # It is no quantised model any more.

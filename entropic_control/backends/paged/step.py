@@ -83,12 +83,16 @@ class Part:
         On the device.
     rows : sequence of Row
         The same on the host.
+    padded : bool
+        Whether the rows may be exchanged later for others, pruned ones too.
     """
 
-    def __init__(self, lists: Lists, rows: Sequence[Row]) -> None:
+    def __init__(self, lists: Lists, rows: Sequence[Row], *, padded: bool = False) -> None:
         self.lists = lists
         self.rows = rows
-        self.ordered = all(len(row.blocks) * BLOCK >= row.table.length for row in rows)
+        self.ordered = not padded and all(
+            len(row.blocks) * BLOCK >= row.table.length for row in rows
+        )
         """Whether every row attends to all it has seen, so that blocks lie where their place says."""
         self.longest = max((len(row.tokens) for row in rows), default=0)
         self._device = lists.table.device
@@ -147,12 +151,12 @@ class Part:
             self._masks[key] = None if mask.all() else torch.from_numpy(mask).to(self._device)
         return self._masks[key]
 
-    def _decode_mask(self, _: int, window: int | None) -> Array:
-        _, positions = self._cells
+    def _decode_mask(self, _row: int, window: int | None) -> Array:
+        positions = self._cells[1]
         mask = np.zeros((len(positions), 1, 1, max(map(len, positions))), np.bool_)
-        for at, (row, position) in enumerate(zip(self.rows, positions, strict=True)):
+        for line, (row, position) in enumerate(zip(self.rows, positions, strict=True)):
             since = 0 if window is None else row.table.length - window
-            mask[at, 0, 0, : len(position)] = position >= since
+            mask[line, 0, 0, : len(position)] = position >= since
         return mask
 
     def _chunk_mask(self, at: int, window: int | None) -> Array:
@@ -175,35 +179,74 @@ class Step:
         Where the model is.
     score : bool
         Whether the decoding rows' attention masses are wanted.
+    height, width : int, optional
+        Pad to this many decoding rows of this many blocks: padding writes nothing and sees nothing. Such
+        a step holds decoding rows only, and can be refilled.
     """
 
-    def __init__(self, rows: Sequence[Row], device: Any, *, score: bool = False) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        device: Any,
+        *,
+        score: bool = False,
+        height: int | None = None,
+        width: int | None = None,
+    ) -> None:
+        self._padding = height, width
         decoding = [row for row in rows if len(row.tokens) == 1]
         chunks = [row for row in rows if len(row.tokens) > 1]
-        if [*decoding, *chunks] != list(rows):
-            raise ValueError("decoding rows come before prompt chunks")
-        lists = [Lists.of(decoding), Lists.of(chunks)]
-        tokens = np.concatenate([row.tokens for row in rows]).astype(np.int64)
-        positions = np.concatenate([np.arange(row.start, row.table.length) for row in rows])
-        cells = np.concatenate([new_cells(row) for row in rows])
-        wide, narrow = [tokens, positions, cells], [part for half in lists for part in half]
-        self.tokens, self.positions, self.cells = upload(wide, device)
-        on_device = upload(narrow, device)
-        self.decode = Part(Lists(*on_device[:4]), decoding)
-        self.prefill = Part(Lists(*on_device[4:]), chunks)
-        self.mass = torch.zeros_like(self.decode.lists.table, dtype=torch.float32) if score else None
+        if [*decoding, *chunks] != list(rows) or (chunks and height is not None):
+            raise ValueError(
+                "decoding rows come before prompt chunks, and alone if they are padded"
+            )
+        wide, narrow = self._arrays(decoding, chunks)
+        self._wide, (self.tokens, self.positions, self.cells) = upload(wide, device)
+        self._narrow, lists = upload(narrow, device)
+        self.decode = Part(Lists(*lists[:4]), decoding, padded=height is not None)
+        self.prefill = Part(Lists(*lists[4:]), chunks)
+        self.mass: Any = None
+        if score:
+            self.mass = torch.zeros_like(self.decode.lists.table, dtype=torch.float32)
         self.scored = 0
         """Layers whose masses were added up."""
 
+    def _arrays(
+        self, decoding: Sequence[Row], chunks: Sequence[Row]
+    ) -> tuple[list[Array], list[Array]]:
+        """What goes to the device: int64 arrays by token, int32 arrays by row."""
+        height, width = self._padding
+        rows = [*decoding, *chunks]
+        padding = 0 if height is None else height - len(rows)
+        tokens = np.concatenate([*(row.tokens for row in rows), np.zeros(padding, np.int64)])
+        places = [np.arange(row.start, row.table.length) for row in rows]
+        positions = np.concatenate([*places, np.zeros(padding, np.int64)])
+        cells = np.concatenate([*map(new_cells, rows), np.full(padding, -1)])
+        lists = [*Lists.of(decoding, height, width), *Lists.of(chunks)]
+        return [array.astype(np.int64) for array in (tokens, positions, cells)], lists
+
+    def refill(self, rows: Sequence[Row]) -> None:
+        """Take other decoding rows into the same tensors, as a captured graph reads them."""
+        arrays = self._arrays(rows, [])
+        for flat, parts in zip((self._wide, self._narrow), arrays, strict=True):
+            flat.copy_(_packed(parts, flat.device), non_blocking=True)
+        self.decode.rows = rows
+
+    def begin(self) -> None:
+        """Forget the masses of an earlier forward."""
+        self.scored = 0
+        if self.mass is not None:
+            self.mass.zero_()
+
     @property
     def decoding(self) -> int:
-        """Rows that decode."""
-        return len(self.decode.rows)
+        """Rows that decode, padding included."""
+        return int(self.decode.lists.counts.shape[0])
 
     def masses(self) -> list[Array]:
         """For each decoding row, the share of its attention on each block it attended to."""
         mean = (self.mass / max(self.scored, 1)).cpu().numpy()
-        return [row[: len(of.blocks)] for row, of in zip(mean, self.decode.rows, strict=True)]
+        return [row[: len(of.blocks)] for row, of in zip(mean, self.decode.rows, strict=False)]
 
     def add_mass(self, masses: Any) -> None:
         """Add one layer's masses, shape (rows, heads, width)."""
@@ -220,10 +263,13 @@ def new_cells(row: Row) -> Array:
     return np.asarray(block * BLOCK + position % BLOCK)
 
 
-def upload(arrays: Sequence[Array], device: Any) -> list[Any]:
-    """Tensors on the device, of arrays of one type, sent together and without waiting for it."""
-    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    if device.type == "cuda":
-        flat = flat.pin_memory().to(device, non_blocking=True)
+def upload(arrays: Sequence[Array], device: Any) -> tuple[Any, list[Any]]:
+    """Arrays of one type as one flat tensor on the device and its parts, sent without waiting for it."""
+    flat = _packed(arrays, device).to(device, non_blocking=True)
     parts = flat.split([array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    return flat, [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _packed(arrays: Sequence[Array], device: Any) -> Any:
+    flat = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    return flat.pin_memory() if device.type == "cuda" else flat

@@ -67,9 +67,13 @@ class Storage:
             )
         shape = (self.blocks, BLOCK, *keys.shape[1:])
         try:
-            return Pools(*(torch.zeros(shape, dtype=x.dtype, device=x.device) for x in (keys, values)))
+            return Pools(
+                *(torch.zeros(shape, dtype=x.dtype, device=x.device) for x in (keys, values))
+            )
         except (RuntimeError, MemoryError) as error:
-            size = self.blocks * BLOCK * keys[0].numel() * keys.element_size() * 2 * len(self._layers)
+            size = (
+                self.blocks * BLOCK * keys[0].numel() * keys.element_size() * 2 * len(self._layers)
+            )
             raise ModelError(
                 f"the KV cache of {self.blocks * BLOCK} tokens takes {size / 2**30:.1f} GiB, which the "
                 f"device does not have: set backend.cells, backend.slots or backend.context lower"
@@ -97,7 +101,10 @@ class Storage:
         """
         flat = [pool for pools in self._layers if pools is not None for pool in pools]
         shapes = [(len(blocks), *pool.shape[1:]) for pool in flat]
-        sizes = [int(np.prod(shape)) * pool.element_size() for shape, pool in zip(shapes, flat, strict=True)]
+        sizes = [
+            int(np.prod(shape)) * pool.element_size()
+            for shape, pool in zip(shapes, flat, strict=True)
+        ]
         if [content.nbytes for content in contents] != sizes:
             raise ValueError("the saved keys and values are of another model or size")
         at = self._index(blocks)
