@@ -17,9 +17,10 @@ Note = Callable[..., Any]
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    if work.slot is None or work.prompt_left or not work.prunable:
+    if work.slot is None or not work.prunable:
         return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    pruning = pruning.at(work.pruning)
+    if not _due(work, pruning):
         return
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
@@ -36,18 +37,28 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
-    if work.observed or work.prompt_left:
-        return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    pruning = pruning.at(work.pruning)
+    if work.observed or not _due(work, pruning):
         return
     work.observed = True
     runs = work.ledger.runs(pruning.keep(work.ledger.view()))
     note("would_prune", work, cells=sum(stop - start for start, stop in runs))
 
 
+def _due(work: Work, pruning: Pruning) -> bool:
+    if work.prompt_left and not pruning.during_prefill:
+        return False
+    return pruning.due(work.ledger.blocks, work.ledger.length, work.ledger.size)
+
+
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:
-    """Holes cost attention time until they are closed; closing them costs a swap."""
+    """Holes cost attention time until they are closed; closing them costs a swap.
+
+    While a prompt is being read its next chunk fills the holes, so that closing them gains nothing.
+    """
     assert work.slot is not None
+    if work.prompt_left:
+        return False
     cost, cells = backend.cost, work.ledger.cells
     one, extent = np.ones(1), np.array([backend.extent(work.slot)])
     saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])

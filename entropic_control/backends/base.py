@@ -31,6 +31,8 @@ class Capabilities(NamedTuple):
     can_swap: bool
     """Whether a sequence's KV can be taken out and put back."""
     can_fork: bool
+    block: int = 16
+    """Tokens that are evicted together: an evicted range starts and ends at a multiple of it."""
 
 
 class Chunk(NamedTuple):
@@ -44,7 +46,7 @@ class Chunk(NamedTuple):
     sample: bool
     """Whether the logits after the last token are wanted."""
     following: Array | None = None
-    """Tokens that follow each of `tokens` in the prompt, shape (n,) or (n - 1,): asks for their
+    """Tokens that follow the first m of `tokens` in the prompt, shape (m,), m at most n: asks for their
     surprisals."""
 
 
@@ -157,5 +159,5 @@ def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
         longest=max(decoding, default=0),
         prompt_tokens=sum(size for _, size, _ in prompts),
         prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
-        measured=sum(size for chunk, size, _ in prompts if chunk.following is not None),
+        measured=sum(len(c.following) for c, _, _ in prompts if c.following is not None),
     )

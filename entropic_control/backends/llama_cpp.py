@@ -110,6 +110,7 @@ class LlamaCpp:
             can_evict=can_evict,
             can_swap=True,
             can_fork=True,
+            block=1,
         )
         scale = int(api.llama_model_n_params(self._model)) / 135e6
         self.cost = CostModel(
@@ -261,13 +262,12 @@ class LlamaCpp:
         table = self._table(ctypes.addressof(first.contents), outputs)
         row = 0
         for chunk in chunks:
+            measured = 0 if chunk.following is None else len(chunk.following)
             if chunk.following is None:
-                row += int(chunk.sample)
                 surprisal.append(None)
             else:
-                known = len(chunk.following)
-                surprisal.append(surprisals(table[row : row + known], chunk.following))
-                row += len(chunk.tokens)
+                surprisal.append(surprisals(table[row : row + measured], chunk.following))
+            row += measured + int(chunk.sample and measured < len(chunk.tokens))
             if chunk.sample:
                 logits.append(table[row - 1])
         return logits, surprisal
@@ -392,7 +392,9 @@ class _Batch:
             self.tokens[at:stop] = chunk.tokens
             self.positions[at:stop] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self.sequences[at:stop] = chunk.slot
-            self.outputs[at:stop] = chunk.following is not None
+            measured = 0 if chunk.following is None else len(chunk.following)
+            self.outputs[at : at + measured] = 1
+            self.outputs[at + measured : stop] = 0
             self.outputs[stop - 1] |= chunk.sample
             at = stop
         self.struct.n_tokens = at
