@@ -165,7 +165,8 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens and the context holds {context}: shorten it, "
                 f"or set backend.context higher if the model allows",
             )
-        work = Work(request, len(self.trace.names), prompt, limit, context)
+        block = self.backend.capabilities.block
+        work = Work(request, len(self.trace.names), prompt, limit, context, block)
         self._loops.enter(work)
         return work
 

@@ -1,4 +1,4 @@
-"""The ledger of a sequence's KV blocks: what it holds, and how surprising each block was."""
+"""The ledger of a sequence's KV cache: which blocks it holds, and how surprising each token was."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ class Ledger:
     ----------
     capacity : int
         Tokens the sequence may reach.
+    size : int
+        Tokens in a block: the least that the engine frees by itself.
     """
 
-    def __init__(self, capacity: int) -> None:
-        blocks = -(-capacity // BLOCK)
+    def __init__(self, capacity: int, size: int = BLOCK) -> None:
+        blocks = -(-capacity // size)
         self.length = 0
         self._held = np.zeros(blocks, np.bool_)
-        self._surprisal = np.zeros(blocks)
+        self._surprisal = np.zeros((blocks, size), np.float32)
         self._attention = np.full(blocks, np.nan)
+
+    @property
+    def size(self) -> int:
+        """Tokens in a block."""
+        return self._surprisal.shape[1]
 
     @property
     def blocks(self) -> int:
@@ -35,19 +42,20 @@ class Ledger:
     @property
     def cells(self) -> int:
         """Number of tokens whose keys and values are held."""
-        missing = -self.length % BLOCK  # of the last block, which is held while it grows
-        return self.blocks * BLOCK - missing
+        missing = -self.length % self.size  # of the last block, which is held while it grows
+        return self.blocks * self.size - missing
 
     def extend(self, tokens: int) -> None:
         """The sequence grew; a token goes to the block of its position."""
-        first = self.length // BLOCK
+        first = self.length // self.size
         self.length += tokens
-        self._held[first : -(-self.length // BLOCK)] = True
+        self._held[first : -(-self.length // self.size)] = True
 
     def record(self, start: int, surprisal: Array) -> None:
         """Note the surprisals, nats, of the tokens from position `start` on; NaN counts as nothing."""
-        block = np.arange(start, start + len(surprisal)) // BLOCK
-        np.fmax.at(self._surprisal, block, surprisal)
+        nats = surprisal[: self._surprisal.size - start]
+        places = self._surprisal.reshape(-1)[start : start + len(nats)]
+        np.copyto(places, nats, where=~np.isnan(nats), casting="same_kind")
 
     @property
     def watched(self) -> bool:
@@ -64,7 +72,12 @@ class Ledger:
         """The blocks as pruning sees them."""
         number = np.flatnonzero(self._held)
         return Blocks(
-            number, self._surprisal[number], self.length, self.cells, self._attention[number]
+            number,
+            self._surprisal[number],
+            self.length,
+            self.cells,
+            self.size,
+            self._attention[number],
         )
 
     def runs(self, keep: Array) -> list[tuple[int, int]]:
@@ -72,23 +85,25 @@ class Ledger:
         out = np.flatnonzero(self._held)[~keep]
         if not out.size:
             return []
-        parts = np.split(out, np.flatnonzero(np.diff(out) > 1) + 1)
-        return [(int(p[0]) * BLOCK, min((int(p[-1]) + 1) * BLOCK, self.length)) for p in parts]
+        breaks = np.flatnonzero(np.diff(out) > 1)
+        starts = out[np.r_[0, breaks + 1]] * self.size
+        stops = np.minimum((out[np.r_[breaks, -1]] + 1) * self.size, self.length)
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def drop(self, start: int, stop: int) -> None:
         """The engine gave up the positions [start, stop), whole blocks."""
-        self._held[start // BLOCK : -(-stop // BLOCK)] = False
+        self._held[start // self.size : -(-stop // self.size)] = False
 
     def positions(self) -> Array:
         """The positions held, rising."""
-        each = np.flatnonzero(self._held)[:, None] * BLOCK + np.arange(BLOCK)
+        each = np.flatnonzero(self._held)[:, None] * self.size + np.arange(self.size)
         flat = each.ravel()
         return flat[flat < self.length]
 
     def resync(self, positions: Array) -> None:
         """Take over what the engine says it holds, whole blocks, after a failure."""
         self._held[:] = False
-        self._held[positions // BLOCK] = True
+        self._held[positions // self.size] = True
         self.length = int(positions[-1]) + 1 if positions.size else 0
 
     def export(self) -> dict[str, Array]:
@@ -104,5 +119,5 @@ class Ledger:
         """Take over what `export` gave."""
         self.length = int(arrays["length"])
         self._held = arrays["held"].astype(np.bool_)
-        self._surprisal = arrays["surprisal"].astype(np.float64)
+        self._surprisal = arrays["surprisal"].astype(np.float32)
         self._attention = arrays["attention"].astype(np.float64)

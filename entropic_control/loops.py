@@ -12,7 +12,6 @@ from entropic_control.config import Config
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import measure, truncated_before
 from entropic_control.controllers.priority import fall
-from entropic_control.controllers.pruning import BLOCK
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import split, stack
@@ -66,8 +65,7 @@ class Loops:
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
         work.speculation = self.config.speculation.init(1)
-        pruning, expected = self.config.pruning, len(work.prompt) + work.limit
-        work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
+        work.measured = self.config.pruning.measures(len(work.prompt) + work.limit)
 
     def watches(self, work: Work) -> bool:
         """Whether the attention of the sequence's next token is wanted."""

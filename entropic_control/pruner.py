@@ -17,12 +17,13 @@ Note = Callable[..., Any]
 
 def is_due(work: Work, pruning: Pruning) -> bool:
     """Whether the controller finds a sequence worth pruning, and lets it be pruned now."""
-    return work.prunable and _due(work, pruning)
+    return work.prunable and _due(work, pruning.at(work.pruning))
 
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    if work.slot is None or not is_due(work, pruning):
+    pruning = pruning.at(work.pruning)
+    if work.slot is None or not work.prunable or not _due(work, pruning):
         return
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
@@ -39,6 +40,7 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
+    pruning = pruning.at(work.pruning)
     if work.observed or not _due(work, pruning):
         return
     work.observed = True
@@ -47,16 +49,21 @@ def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
 
 
 def _due(work: Work, pruning: Pruning) -> bool:
-    if work.prompt_left or not pruning.prunes:
+    if not pruning.prunes or (work.prompt_left and not pruning.during_prefill):
         return False
     if pruning.needs_attention and not work.ledger.watched:
         return False  # nothing is known of its blocks yet
-    return pruning.due(work.ledger.blocks, work.ledger.length)
+    return pruning.due(work.ledger.blocks, work.ledger.length, work.ledger.size)
 
 
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:
-    """Holes cost attention time until they are closed; closing them costs a swap."""
+    """Holes cost attention time until they are closed; closing them costs a swap.
+
+    While a prompt is being read its next chunk fills the holes, so that closing them gains nothing.
+    """
     assert work.slot is not None
+    if work.prompt_left:
+        return False
     cost, cells = backend.cost, work.ledger.cells
     one, extent = np.ones(1), np.array([backend.extent(work.slot)])
     saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])

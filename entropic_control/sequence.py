@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from entropic_control.controllers.base import Array
+from entropic_control.controllers.pruning import BLOCK
 from entropic_control.ledger import Ledger
 from entropic_control.request import FinishReason, Request
 from entropic_control.text import TextStream
@@ -27,10 +28,18 @@ class Sequence:
         Tokens it may generate at most, the context considered.
     capacity : int
         Tokens the backend's context holds.
+    block : int
+        Tokens that the backend evicts together.
     """
 
     def __init__(
-        self, request: Request, number: int, prompt: Array, limit: int, capacity: int
+        self,
+        request: Request,
+        number: int,
+        prompt: Array,
+        limit: int,
+        capacity: int,
+        block: int = BLOCK,
     ) -> None:
         self.request = request
         self.id = request.id or str(number)
@@ -41,13 +50,13 @@ class Sequence:
         self.tokens: list[int] = []
         self._ids: Array | None = None
         self._known = 0
-        self.ledger = Ledger(capacity)
+        self.ledger = Ledger(capacity, block)
         self.text = TextStream(request.stop or ())
         self.slot: int | None = None
         self.swapped: bytes | None = None
         """KV taken out of the engine while the request is preempted."""
-        self.measured = False
-        """Whether the surprisals of its tokens are wanted, for pruning."""
+        self.measured = 0
+        """The surprisals of the tokens at positions below this are wanted, for pruning."""
         self.prunable = True
         self.observed = False
         """Whether a dry run has noted what pruning would do."""
@@ -108,8 +117,8 @@ class Sequence:
         return np.array(self.tokens[-1:] + self.draft, np.int32)
 
     def following(self, count: int) -> Array | None:
-        """The prompt tokens after each of the next `count`, where their surprisal is wanted."""
-        if not (self.measured and self.prompt_left):
-            return None
+        """The prompt tokens that follow the next `count`, as far as their surprisal is wanted."""
         at = self.ledger.length + 1
-        return self.prompt[at : at + count]
+        if not self.prompt_left or at >= self.measured:
+            return None
+        return self.prompt[at : min(at + count, self.measured)]

@@ -102,11 +102,11 @@ def test_tokens_do_not_depend_on_the_schedule(priority: Any, step_tokens: int) -
 def test_chunks_of_a_prompt_are_measured_like_the_whole() -> None:
     tables = []
     for step_tokens in (16, 24, 512):
-        engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE)
+        engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.0))
         engine.submit(Request(prompt=ids(200), max_tokens=9))
         while engine.unfinished[0].prompt_left:
             engine.step()
-        tables.append(engine.unfinished[0].ledger.export()["surprisal"])
+        tables.append(engine.unfinished[0].ledger.export()["surprisal"].max(axis=1))
     assert np.count_nonzero(tables[0]) == 13
     np.testing.assert_array_equal(tables[0], tables[2])
     np.testing.assert_array_equal(tables[1], tables[2])
@@ -123,11 +123,11 @@ def test_surprisal_belongs_to_the_block_of_its_own_token(step_tokens: int) -> No
         plant.release(0)
         surprising = len(prompt) in (32, 79)
         prompt.append(1 + int(row.argmin() if surprising else row.argmax()))
-    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE)
+    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.0))
     engine.submit(Request(prompt=prompt, max_tokens=9))
     while engine.unfinished[0].prompt_left:
         engine.step()
-    nats = engine.unfinished[0].ledger.export()["surprisal"]
+    nats = engine.unfinished[0].ledger.export()["surprisal"].max(axis=1)
     assert np.flatnonzero(nats > 6).tolist() == [2, 4]
     assert np.all(nats[:7] > 0)
 
@@ -138,7 +138,7 @@ def test_case_11_generated_blocks_carry_the_surprisal_of_their_tokens() -> None:
     while engine.unfinished[0].decode_left > 1:
         engine.step()
     work = engine.unfinished[0]
-    nats = work.ledger.export()["surprisal"]
+    nats = work.ledger.export()["surprisal"].max(axis=1)
     trace = engine.trace.of("a")
     position = 100 + trace["token"]
     for block in range(7, 10):  # those that hold generated tokens alone
@@ -158,13 +158,53 @@ def test_prompts_are_measured_only_where_pruning_will_need_it() -> None:
     assert not measured(SlidingWindow(budget=96, recent=2, min_tokens=64), 200)
 
 
+@pytest.mark.parametrize("step_tokens", [16, 48, 512])
+def test_the_prompt_in_the_window_is_not_measured(step_tokens: int) -> None:
+    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.5))
+    engine.submit(Request(prompt=ids(400), max_tokens=20))
+    while engine.unfinished[0].prompt_left:
+        engine.step()
+    nats = engine.unfinished[0].ledger.export()["surprisal"].ravel()
+    last = PRUNE.replace(window=0.5).measures(420)
+    assert last == 420 - 48 + PRUNE.lead
+    assert np.all(nats[1:last] > 0)
+    assert not np.any(nats[last:400])
+    assert engine.trace.steps["measured"].sum() == last - 1
+
+
+def test_pruning_between_the_chunks_of_a_prompt_makes_later_chunks_cheaper() -> None:
+    def run(pruning: Any) -> Any:
+        engine = simulated({"step_tokens": 128}, pruning=pruning, priority=FirstCome())
+        engine.submit(Request(prompt=ids(2000), max_tokens=20))
+        while not engine.idle:
+            engine.step()
+            ledgers_are_true(engine)
+            for work in engine.unfinished:
+                assert not pruning.during_prefill or work.ledger.cells < 0.55 * 2000 + 128
+        return engine
+
+    pruning = EntropicPruning(budget=0.5, min_tokens=256)
+    after, between = run(pruning), run(pruning.replace(during_prefill=True))
+    assert len(events_of(after, "pruned")) == 1
+    assert len(events_of(between, "pruned")) > 5
+    reads = [engine.trace.steps["prompt_reads"].sum() for engine in (after, between)]
+    assert reads[1] < 0.75 * reads[0]
+    assert between.report().summary["kv_peak"] < 0.7 * after.report().summary["kv_peak"]
+
+
+@pytest.mark.parametrize("block", [1, 16])
 @pytest.mark.parametrize(
     "pruning",
-    [PRUNE, SlidingWindow(budget=64, recent=2, min_tokens=0), RandomPruning(min_tokens=32)],
+    [
+        PRUNE,
+        PRUNE.replace(during_prefill=True),
+        SlidingWindow(budget=64, recent=2, min_tokens=0),
+        RandomPruning(min_tokens=32),
+    ],
     ids=lambda pruning: pruning.kind,
 )
-def test_the_ledger_is_the_cache_after_every_step(pruning: Any) -> None:
-    engine = simulated({"slots": 3, "step_tokens": 64}, pruning=pruning)
+def test_the_ledger_is_the_cache_after_every_step(pruning: Any, block: int) -> None:
+    engine = simulated({"slots": 3, "step_tokens": 64, "block": block}, pruning=pruning)
     engine.submit_all(requests(5, tokens=60, prompt=150))
     checked = 0
     while not engine.idle:

@@ -20,21 +20,26 @@ RECORD = st.tuples(
 )
 
 
+SIZES = pytest.mark.parametrize("size", [1, 4, BLOCK])
+
+
 def check(ledger: Ledger, held: set[int], length: int) -> None:
+    size = ledger.size
     assert ledger.positions().tolist() == sorted(held)
     assert ledger.cells == len(held)
     assert ledger.length == length
-    assert ledger.blocks == len({position // BLOCK for position in held})
+    assert ledger.blocks == len({position // size for position in held})
     view = ledger.view()
-    assert view.number.tolist() == sorted({position // BLOCK for position in held})
-    assert (view.length, view.cells) == (length, len(held))
+    assert view.number.tolist() == sorted({position // size for position in held})
+    assert (view.length, view.cells, view.size) == (length, len(held), size)
 
 
+@SIZES
 @given(st.lists(GROW | PRUNE | RECORD, max_size=25))
-def test_ledger_is_a_set_of_positions(operations: list[tuple[str, object]]) -> None:
-    ledger = Ledger(CAPACITY)
+def test_ledger_is_a_set_of_positions(size: int, operations: list[tuple[str, object]]) -> None:
+    ledger = Ledger(CAPACITY, size)
     held: set[int] = set()
-    surprisal = np.zeros(20)
+    surprisal = np.zeros(20 * BLOCK, np.float32)
     length = 0
     for what, value in operations:
         if what == "grow":
@@ -48,15 +53,15 @@ def test_ledger_is_a_set_of_positions(operations: list[tuple[str, object]]) -> N
             ledger.record(start, values)
             for position, nats in enumerate(values, start):
                 if nats == nats:
-                    surprisal[position // BLOCK] = max(surprisal[position // BLOCK], nats)
+                    surprisal[position] = nats
         elif held:
             blocks = ledger.view().number
-            keep = np.array(value)[: len(blocks)]
+            keep = np.resize(np.array(value), len(blocks))
             keep[-1] = True  # the block that grows always stays
             before = ledger.positions().tolist()
             runs = ledger.runs(keep)
             gone = {p for start, stop in runs for p in range(start, stop)}
-            assert gone == {p for b in blocks[~keep] for p in range(b * BLOCK, (b + 1) * BLOCK)}
+            assert gone == {p for b in blocks[~keep] for p in range(b * size, (b + 1) * size)}
             assert runs == sorted(runs)
             joined = [a for (_, a), (b, _) in pairwise(runs) if a == b]
             assert not joined, "neighbouring blocks go in one call"
@@ -65,13 +70,16 @@ def test_ledger_is_a_set_of_positions(operations: list[tuple[str, object]]) -> N
                 ledger.drop(start, stop)
             held -= gone
         check(ledger, held, length)
-        numbers = ledger.view().number
-        np.testing.assert_array_equal(ledger.view().surprisal, surprisal[numbers])
+        view = ledger.view()
+        np.testing.assert_array_equal(view.surprisal, surprisal.reshape(-1, size)[view.number])
 
 
+@SIZES
 @given(st.lists(st.booleans(), min_size=20, max_size=20), st.integers(1, CAPACITY))
-def test_a_ledger_follows_the_engine_after_a_failure(blocks: list[bool], length: int) -> None:
-    ledger = Ledger(CAPACITY)
+def test_a_ledger_follows_the_engine_after_a_failure(
+    size: int, blocks: list[bool], length: int
+) -> None:
+    ledger = Ledger(CAPACITY, size)
     ledger.extend(CAPACITY)
     positions = np.array([p for p in range(length) if blocks[p // BLOCK]], np.int64)
     ledger.resync(positions)
@@ -94,7 +102,7 @@ def test_export_and_adopt_are_inverse_and_apart(length: int, dropped: int) -> No
         other.extend(CAPACITY - length)
         other.record(0, np.full(length, 99.0 + CAPACITY))
     assert ledger.positions().tolist() == positions
-    assert not np.any(ledger.view().surprisal == 99.0 + CAPACITY)
+    assert not np.any(ledger.view().surprisal == np.float32(99.0 + CAPACITY))
 
 
 def test_an_empty_ledger() -> None:

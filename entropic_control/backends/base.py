@@ -40,6 +40,8 @@ class Capabilities(NamedTuple):
     """Whether it can say how much attention each block got."""
     can_draw: bool = False
     """Whether it measures and samples where the logits live; then it is a `Drawing` too."""
+    block: int = 16
+    """Tokens that are evicted together: an evicted range starts and ends at a multiple of it."""
 
 
 class Chunk(NamedTuple):
@@ -53,7 +55,7 @@ class Chunk(NamedTuple):
     sample: bool
     """Whether the logits after the last token are wanted."""
     following: Array | None = None
-    """Tokens that follow each of `tokens` in the prompt, shape (n,) or (n - 1,): asks for their
+    """Tokens that follow the first m of `tokens` in the prompt, shape (m,), m at most n: asks for their
     surprisals."""
     drafts: int = 0
     """How many of `tokens`, the last ones, are guesses: the logits before each of them are wanted too."""
@@ -241,7 +243,7 @@ def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
         longest=max((cells for _, cells in decoding), default=0),
         prompt_tokens=sum(size for _, size, _ in prompts),
         prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
-        measured=sum(size for chunk, size, _ in prompts if chunk.following is not None),
+        measured=sum(len(c.following) for c, _, _ in prompts if c.following is not None),
         drafted=sum(drafts for drafts, _ in decoding),
         passes=len({drafts for drafts, _ in decoding}),
     )

@@ -111,6 +111,7 @@ class LlamaCpp:
             can_swap=True,
             can_fork=True,
             can_rollback=can_evict,
+            block=1,
         )
         scale = int(api.llama_model_n_params(self._model)) / 135e6
         self.cost = CostModel(
@@ -262,15 +263,13 @@ class LlamaCpp:
         table = self._table(ctypes.addressof(first.contents), outputs)
         row = 0
         for chunk in chunks:
+            measured = 0 if chunk.following is None else len(chunk.following)
             if chunk.following is None:
-                row += chunk.outputs
                 surprisal.append(None)
             else:
-                known = len(chunk.following)
-                surprisal.append(surprisals(table[row : row + known], chunk.following))
-                row += len(chunk.tokens)
-            if chunk.sample:
-                logits.extend(table[row - chunk.outputs : row])
+                surprisal.append(surprisals(table[row : row + measured], chunk.following))
+            row += measured + min(chunk.outputs, len(chunk.tokens) - measured)
+            logits.extend(table[row - chunk.outputs : row])
         return logits, surprisal
 
     def _view(self, address: int, rows: int) -> Array:
@@ -397,7 +396,9 @@ class _Batch:
             self.tokens[at:stop] = chunk.tokens
             self.positions[at:stop] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self.sequences[at:stop] = chunk.slot
-            self.outputs[at:stop] = chunk.following is not None
+            measured = 0 if chunk.following is None else len(chunk.following)
+            self.outputs[at : at + measured] = 1
+            self.outputs[at + measured : stop] = 0
             self.outputs[stop - 1 - chunk.drafts : stop] |= chunk.sample
             at = stop
         self.struct.n_tokens = at

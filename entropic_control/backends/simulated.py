@@ -46,6 +46,8 @@ class SimulatedConfig(BackendConfig):
         Tokens of the vocabulary; sequences at once; tokens a sequence may reach; tokens of a step.
     cells : int or None
         KV cells of all slots together; None gives every slot its whole context.
+    block : int
+        Tokens that are evicted together.
     sharpness : float
         Standard deviation of the logits: higher is more certain.
     drift : float
@@ -70,6 +72,7 @@ class SimulatedConfig(BackendConfig):
     context: int = Field(8192, ge=32)
     step_tokens: int = Field(512, ge=1)
     cells: int | None = Field(None, ge=16)
+    block: int = Field(16, ge=1)
     sharpness: float = Field(3.0, gt=0)
     drift: float = Field(0.02, ge=0)
     relax: float = Field(0.01, ge=0, le=1)
@@ -128,6 +131,7 @@ class Simulated:
             can_swap=config.can_swap,
             can_fork=config.can_fork,
             can_rollback=config.can_rollback,
+            block=config.block,
         )
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from entropic_control.bench.frontier_commands import add_commands as add_frontier
+
 
 def add_commands(commands: Any) -> None:
     """Add `bench` and its parts to the command line."""
@@ -52,6 +54,8 @@ def add_commands(commands: Any) -> None:
     memory.add_argument("--requests", type=int, default=1000)
     _shared(memory)
     memory.set_defaults(run=_memory)
+
+    add_frontier(parts, _shared)
 
 
 def _shared(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,7 @@ class Retention(Claim):
     def check(self) -> list[str]:
         """The real rule on the full sequence, counted again by hand."""
         n = -(-self.length // BLOCK)
-        surprisal = np.random.default_rng(0).random(n)
+        surprisal = np.random.default_rng(0).random((n, BLOCK))
         kept = self.pruning.keep(Blocks(np.arange(n), surprisal, self.length, self.length))
         if int(kept.sum()) != self.kept_blocks:
             return [f"{int(kept.sum())} blocks stay, not {self.kept_blocks}"]
@@ -50,21 +50,23 @@ class Retention(Claim):
         return self.pruning.kind == "none"
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
-        """Random ledgers, already pruned before, through the real rule."""
+        """Random ledgers of either block size, already pruned before, through the real rule."""
         rng = np.random.default_rng(seed)
         p = self.pruning
         for _ in range(trials):
-            length = int(rng.integers(1, 6000))
-            last = -(-length // BLOCK)
-            held = rng.random(last) < rng.choice([0.3, 0.7, 1.0])
-            held[: p.sinks] = held[max(last - p.recent, 0) :] = True
+            length, size = int(rng.integers(1, 6000)), int(rng.choice([1, BLOCK]))
+            last = -(-length // size)
+            start = np.arange(last) * size
+            window = (-(-length // BLOCK) - p.recent) * BLOCK
+            must = (start < p.sinks * BLOCK) | (start >= window)
+            held = must | (rng.random(last) < rng.choice([0.3, 0.7, 1.0]))
             number = np.flatnonzero(held)
-            blocks = Blocks(number, rng.exponential(3, len(number)), length, len(number) * BLOCK)
-            kept = set(number[p.keep(blocks)].tolist())
-            fixed = set(range(min(p.sinks, last))) | set(range(max(last - p.recent, 0), last))
+            surprisal = rng.exponential(3, (len(number), size))
+            blocks = Blocks(number, surprisal, length, len(number) * size, size)
+            kept, fixed = set(number[p.keep(blocks)].tolist()), set(np.flatnonzero(must).tolist())
             if not fixed <= kept:
                 return f"blocks {sorted(fixed - kept)} of a {length}-token sequence were dropped"
-            budget = last if self._keeps_all else p.budget_blocks(length)
+            budget = last if self._keeps_all else p.budget_blocks(length, size)
             if len(kept) != min(len(number), max(budget, len(fixed))):
                 return f"{len(kept)} of {len(number)} blocks stay at a budget of {budget}"
         return None

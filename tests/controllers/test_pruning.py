@@ -28,9 +28,16 @@ EVERY = pytest.mark.parametrize("cls", POLICIES)
 
 def blocks_of(length: int, seed: int = 0, held: Array | None = None) -> Blocks:
     count = -(-length // BLOCK)
-    surprisal = np.random.default_rng(seed).gamma(2, 2, count)
+    surprisal = np.random.default_rng(seed).gamma(2, 2, (count, BLOCK))
     number = np.arange(count) if held is None else np.asarray(held)
     return Blocks(number, surprisal[number], length, len(number) * BLOCK)
+
+
+def tokens_of(length: int, seed: int = 0, held: Array | None = None) -> Blocks:
+    """Blocks of one token."""
+    surprisal = np.random.default_rng(seed).gamma(2, 2, (length, 1))
+    number = np.arange(length) if held is None else np.asarray(held)
+    return Blocks(number, surprisal[number], length, len(number), 1)
 
 
 @EVERY
@@ -100,13 +107,120 @@ def test_case_11_after_an_eviction_later_blocks_still_win_a_place() -> None:
 
 
 def test_entropic_pruning_keeps_the_surprising_blocks() -> None:
-    policy = EntropicPruning(budget=0.5, window=0.0)
+    policy = EntropicPruning(budget=0.5, window=0.0, span=1, lead=0, tail=0)
     blocks = blocks_of(3200)
     kept = policy.keep(blocks)
     free = np.arange(1, 192)
     chosen, dropped = free[kept[free]], free[~kept[free]]
-    assert blocks.surprisal[chosen].min() >= blocks.surprisal[dropped].max()
+    largest = blocks.surprisal.max(axis=1)
+    assert largest[chosen].min() >= largest[dropped].max()
     assert len(chosen) == 100 - 9
+
+
+def test_the_worth_of_a_token_is_the_largest_span_around_it() -> None:
+    policy = EntropicPruning(span=3, lead=2, tail=1)
+    blocks = tokens_of(60)
+    nats = blocks.surprisal.ravel()
+    spans = [nats[max(i - 2, 0) : i + 1].sum() for i in range(60)]
+    expected = [max(spans[max(i - 1, 0) : i + 3]) for i in range(60)]
+    np.testing.assert_allclose(policy.worth(blocks), expected)
+
+
+@pytest.mark.parametrize("size", [1, BLOCK])
+def test_a_surprising_passage_stays_with_its_lead_in(size: int) -> None:
+    nats = np.full(3200, 1.0)
+    nats[800:805] = 6.0  # as a five-digit code in a text that is easy to foresee
+    blocks = Blocks(np.arange(3200 // size), nats.reshape(-1, size), 3200, 3200, size)
+    kept = np.repeat(EntropicPruning(budget=0.2, window=0.8).keep(blocks), size)
+    assert kept[800 - 4 : 805 + 4].all()
+    alone = np.repeat(SlidingWindow(budget=0.2).keep(blocks), size)
+    assert not alone[800:805].any()
+
+
+def test_what_was_pruned_before_does_not_change_the_worth_of_a_whole_passage() -> None:
+    nats = np.full((3200, 1), 1.0)
+    nats[800:808] = 6.0
+    blocks = Blocks(np.arange(3200), nats, 3200, 3200, 1)
+    policy = EntropicPruning(budget=0.25)
+    held = np.flatnonzero(policy.keep(blocks))
+    again = blocks._replace(number=held, surprisal=nats[held], cells=len(held))
+    assert policy.worth(again).max() == policy.worth(blocks).max() == 48.0
+    assert set(range(800, 812)) <= set(held[policy.keep(again)].tolist())
+
+
+@EVERY
+@given(
+    length=st.integers(1, 3000),
+    budgets=st.tuples(st.integers(160, 3000), st.integers(160, 3000)),
+    size=st.sampled_from([1, BLOCK]),
+    seed=st.integers(0, 99),
+)
+def test_a_larger_budget_keeps_all_that_a_smaller_one_keeps(
+    cls: Any, length: int, budgets: tuple[int, int], size: int, seed: int
+) -> None:
+    blocks = tokens_of(length, seed) if size == 1 else blocks_of(length, seed)
+    less, more = (cls(budget=b).keep(blocks) for b in sorted(budgets))
+    assert not np.any(less & ~more)
+    assert (less == cls(budget=min(budgets)).keep(blocks)).all()
+
+
+@EVERY
+@given(
+    length=st.integers(1, 6000),
+    budget=st.floats(0.01, 1.0),
+    sinks=st.integers(0, 3),
+    recent=st.integers(1, 7),
+    seed=st.integers(0, 99),
+)
+def test_single_tokens_keep_sinks_and_window_too(
+    cls: Any, length: int, budget: float, sinks: int, recent: int, seed: int
+) -> None:
+    policy = cls(budget=budget, sinks=sinks, recent=recent)
+    kept = policy.keep(tokens_of(length, seed))
+    window = (-(-length // BLOCK) - recent) * BLOCK
+    assert kept[: sinks * BLOCK].all()
+    assert kept[max(window, 0) :].all()
+    fixed = np.count_nonzero((np.arange(length) < sinks * BLOCK) | (np.arange(length) >= window))
+    assert kept.sum() == max(min(length, policy.budget_blocks(length, 1)), fixed)
+    assert policy.budget_blocks(length, 1) == max(int(budget * length), (sinks + recent) * BLOCK)
+
+
+def test_only_what_may_be_in_front_of_the_window_is_measured() -> None:
+    policy = EntropicPruning(budget=0.5, window=0.5)
+    assert policy.measures(4000) == 3000 + policy.lead
+    assert EntropicPruning(budget=1000, window=0.5).measures(4000) == 3500 + policy.lead
+    assert policy.measures(900) == 0  # never pruned
+    assert SlidingWindow().measures(4000) == 0
+    assert policy.replace(follow=0.5).measures(4000) == 3500 + policy.lead
+
+
+@given(length=st.integers(1100, 4000), budget=st.floats(0.1, 0.9), window=st.floats(0, 1))
+def test_what_is_not_measured_is_never_scored(length: int, budget: float, window: float) -> None:
+    policy = EntropicPruning(budget=budget, window=window, slack=0.0)
+    measured = policy.measures(length)
+    for now in range(1024, length + 1, 97):
+        blocks = tokens_of(now)
+        hidden = blocks.surprisal * (blocks.number < measured)[:, None]
+        kept = policy.keep(blocks)
+        assert (kept == policy.keep(blocks._replace(surprisal=hidden))).all()
+
+
+def test_a_budget_can_follow_the_entropy() -> None:
+    policy = EntropicPruning(budget=0.5, gate=4.0, follow=0.5, filter=0.5)
+    state = policy.init(1)
+    assert policy.at(state).budget == 0.5  # whole until something is known
+    for _ in range(40):
+        _, state = policy.update(state, reading(0.0, raw_entropy=0.0))
+    assert policy.at(state).budget == pytest.approx(0.25, abs=2e-3)
+    for _ in range(40):
+        _, state = policy.update(state, reading(0.0, raw_entropy=2.0))
+    assert policy.at(state).budget == pytest.approx(0.375, abs=1e-3)
+    fixed = EntropicPruning(budget=0.5)
+    assert fixed.at(fixed.init(1)) is fixed
+    counted = EntropicPruning(budget=1000, gate=4.0, follow=0.5)
+    assert counted.at(policy.init(1)).budget == 1000
+    with pytest.raises(ValidationError, match="set a gate"):
+        EntropicPruning(follow=0.5, gate=None)
 
 
 def test_entropic_pruning_gives_its_window_the_last_blocks_held() -> None:
@@ -120,8 +234,8 @@ def test_entropic_pruning_gives_its_window_the_last_blocks_held() -> None:
 
 
 def test_equal_scores_go_to_the_later_block() -> None:
-    policy = EntropicPruning(budget=0.5, window=0.0)
-    blocks = blocks_of(1600)._replace(surprisal=np.ones(100))
+    policy = EntropicPruning(budget=0.5, window=0.0, span=1)
+    blocks = blocks_of(1600)._replace(surprisal=np.ones((100, BLOCK)))
     assert np.flatnonzero(policy.keep(blocks)).tolist() == [0, *range(51, 100)]
 
 

@@ -78,7 +78,7 @@ def test_windowed_layers_do_not_count_in_the_masses() -> None:
 def test_certain_steps_attend_to_few_blocks_and_unsure_ones_to_all() -> None:
     policy = EntropicSelection(budget=0.25, low=1.0, high=3.0, min_tokens=0, recent=2)
     number = np.arange(40)
-    blocks = Blocks(number, np.linspace(0, 5, 40), 640, 640)
+    blocks = Blocks(number, np.linspace(0, 5, 640).reshape(40, 16), 640, 640)
 
     def count(entropy: float) -> int:
         mask = policy.select(GateState(np.array([entropy])), blocks)

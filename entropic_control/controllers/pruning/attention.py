@@ -38,5 +38,5 @@ def attention_score(blocks: Blocks, surprisal: float) -> Array:
     """Attention times surprisal to the given power, shape (n,); inf where no attention was measured."""
     if blocks.attention is None:
         return np.full(len(blocks.number), np.inf)
-    score = blocks.attention * np.maximum(blocks.surprisal, 0.0) ** surprisal
+    score = blocks.attention * np.maximum(blocks.largest_surprisal, 0.0) ** surprisal
     return np.where(np.isnan(score), np.inf, score)

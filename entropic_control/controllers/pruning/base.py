@@ -1,7 +1,8 @@
 """The pruning family: which blocks of a sequence's KV cache stay.
 
 A policy supplies a score; the base owns the mechanics: the sinks and the recent window stay, the best
-blocks fill the budget.
+blocks fill the budget. How long a block is, is the engine's affair: one token where single cells can be
+freed, 16 where the cache is paged. Sinks and recent blocks are counted in blocks of 16 either way.
 """
 
 from __future__ import annotations
@@ -16,23 +17,31 @@ from entropic_control.controllers.base import Array, Controller, Linear
 from entropic_control.controllers.signals import Reading
 
 BLOCK = 16
-"""Tokens in a block."""
+"""Tokens in a block of a paged cache, and the unit of sinks and recent blocks."""
 
 
 class Blocks(NamedTuple):
-    """The blocks a sequence holds, arrays of shape (n,) in rising order of position."""
+    """The blocks a sequence holds, in rising order of position."""
 
     number: Array
-    """Block b covers positions [16 b, 16 b + 16)."""
+    """Block b covers positions [size b, size b + size), shape (n,)."""
     surprisal: Array
-    """Largest -ln p of the block's own tokens under the model at T = 1, nats; 0 where unmeasured."""
+    """-ln p of the blocks' own tokens under the model at T = 1, nats, shape (n, size); 0 where
+    unmeasured."""
     length: int
     """Tokens the sequence has seen, kept or not: the next token's position."""
     cells: int
     """Tokens whose keys and values are held."""
+    size: int = BLOCK
+    """Tokens in a block."""
     attention: Array | None = None
     """Mean share of recent tokens' attention on each block; NaN where unmeasured, None where the
     engine cannot measure it."""
+
+    @property
+    def largest_surprisal(self) -> Array:
+        """Of each block's tokens, nats, shape (n,)."""
+        return np.asarray(self.surprisal.max(axis=1))
 
 
 class Pruning(Controller):
@@ -50,13 +59,15 @@ class Pruning(Controller):
         Share of the budget that may be exceeded before the next pruning, so that pruning is rare.
     min_tokens : int
         Sequences shorter than this are left alone.
+    during_prefill : bool
+        Prune between the chunks of a prompt too, so that later chunks attend to less.
     """
 
     family: ClassVar[str] = "pruning"
     prunes: ClassVar[bool] = True
     """Whether it ever evicts anything."""
     needs_surprisal: ClassVar[bool] = False
-    """Whether prompts must be measured token by token, which costs logits for all of them."""
+    """Whether prompts must be measured token by token, which costs their logits."""
 
     needs_attention: ClassVar[bool] = False
     """Whether it scores blocks by the attention they get."""
@@ -68,6 +79,7 @@ class Pruning(Controller):
     recent: int = Field(8, ge=1)
     slack: float = Field(0.1, ge=0)
     min_tokens: int = Field(1024, ge=0)
+    during_prefill: bool = False
 
     @model_validator(mode="after")
     def _check_budget(self) -> Self:
@@ -95,6 +107,10 @@ class Pruning(Controller):
     def linearize(self, varentropy: float = 1.0) -> Linear:
         """From the entropy, nats, to the signal that opens and closes the gate."""
 
+    def at(self, state: Any) -> Pruning:
+        """The controller with the budget that one sequence's state calls for."""
+        return self
+
     @abstractmethod
     def score(self, blocks: Blocks) -> Array:
         """How much each block is worth keeping, shape (n,)."""
@@ -103,25 +119,35 @@ class Pruning(Controller):
         """Which of a single sequence's blocks the next token attends to, a mask (n,); None for all."""
         return None
 
-    def budget_blocks(self, length: int) -> int:
-        """Blocks to keep of a sequence of `length` tokens."""
+    def budget_blocks(self, length: int, size: int = BLOCK) -> int:
+        """Blocks of `size` tokens to keep of a sequence of `length` tokens."""
         tokens = self.budget * length if isinstance(self.budget, float) else self.budget
-        return max(int(tokens) // BLOCK, self.sinks + self.recent)
+        return max(int(tokens), (self.sinks + self.recent) * BLOCK) // size
 
-    def due(self, blocks: int, length: int) -> bool:
+    def measures(self, length: int) -> int:
+        """The surprisals of positions below this matter in a sequence that will reach `length` tokens."""
+        needed = self.needs_surprisal and self.due(-(-length // BLOCK), length)
+        return length if needed else 0
+
+    def due(self, blocks: int, length: int, size: int = BLOCK) -> bool:
         """Whether a sequence of `length` tokens that holds `blocks` blocks is worth pruning."""
         if length < self.min_tokens:
             return False
-        return blocks > self.budget_blocks(length) * (1 + self.slack)
+        return blocks > self.budget_blocks(length, size) * (1 + self.slack)
+
+    def fixed(self, blocks: Blocks) -> Array:
+        """The sinks and the recent window, which always stay: a mask of shape (n,)."""
+        start = blocks.number * blocks.size
+        window = (-(-blocks.length // BLOCK) - self.recent) * BLOCK
+        return (start < self.sinks * BLOCK) | (start + blocks.size > window)
 
     def keep(self, blocks: Blocks) -> Array:
         """Which of the blocks stay, a mask of shape (n,)."""
-        return self.best(blocks, self.budget_blocks(blocks.length))
+        return self.best(blocks, self.budget_blocks(blocks.length, blocks.size))
 
     def best(self, blocks: Blocks, count: int) -> Array:
         """The sinks, the recent window and the best of the others, `count` in all, a mask (n,)."""
-        last = -(-blocks.length // BLOCK)
-        fixed = (blocks.number < self.sinks) | (blocks.number >= last - self.recent)
+        fixed = self.fixed(blocks)
         free = count - int(fixed.sum())
         score = np.where(fixed, -np.inf, self.score(blocks))
         best = np.lexsort((-blocks.number, -score))[: max(free, 0)]

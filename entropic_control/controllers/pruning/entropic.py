@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear
 from entropic_control.controllers.estimators import floored
@@ -20,16 +20,23 @@ class GateState(NamedTuple):
 
 
 class EntropicPruning(Pruning):
-    """Scores a block by the largest surprisal of its tokens, and spends part of the budget on recency.
+    """Keeps a recent window and, in front of it, the passages that surprised the model most.
 
-    A token that the model could not predict is what later tokens cannot reconstruct without it; names
-    and numbers survive, boilerplate goes. Recency alone predicts continuation better and loses every
-    fact; half and half gets both at a budget of one half.
+    A passage is as surprising as the sum of -ln p over `span` successive tokens, and is kept with its
+    lead-in: what later tokens cannot reconstruct without it (names, numbers, the unforeseen sentence)
+    survives, and so do the words by which it will be found again. What is predictable goes.
 
     Parameters
     ----------
     window : float
-        Share of the budget given to the most recent blocks.
+        Share of the budget given to the most recent tokens.
+    span : int
+        Tokens over which surprisal is summed.
+    lead, tail : int
+        Tokens that are kept before and after the last one of a surprising span.
+    follow : float
+        Share of the budget that is given up as the filtered entropy falls from the gate to zero: a sure
+        model needs less. 0 keeps the budget fixed.
     gate : float or None
         Pruning pauses while the filtered entropy is above this, nats: an unsure model may be about to
         look back.
@@ -41,13 +48,25 @@ class EntropicPruning(Pruning):
 
     needs_surprisal: ClassVar[bool] = True
     kind: Literal["entropic"] = "entropic"
-    window: float = Field(0.5, ge=0, le=1)
+    window: float = Field(0.65, ge=0, le=1)
+    span: int = Field(8, ge=1)
+    lead: int = Field(8, ge=0)
+    tail: int = Field(4, ge=0)
+    follow: float = Field(0.0, ge=0, lt=1)
     gate: float | None = Field(6.0, gt=0)
     entropy_floor: float = Field(0.02, gt=0)
     filter: float = Field(0.05, gt=0, le=1)
 
+    @model_validator(mode="after")
+    def _check_follow(self) -> Self:
+        if self.follow and self.gate is None:
+            raise ValueError("a budget that follows the entropy is whole at the gate: set a gate")
+        return self
+
     def init(self, rows: int = 1, *, dtype: Any = np.float64) -> GateState:
-        return GateState(np.full(rows, self.entropy_floor, dtype))
+        # What is evicted is gone, so a budget that follows the entropy starts whole.
+        start = self.gate if self.follow else self.entropy_floor
+        return GateState(np.full(rows, start, dtype))
 
     def update(self, state: GateState, reading: Reading) -> tuple[Array, GateState]:
         measured = floored(reading.raw_entropy, self.entropy_floor)
@@ -73,7 +92,37 @@ class EntropicPruning(Pruning):
             return np.ones(state.entropy.shape, np.bool_)
         return np.asarray(state.entropy <= self.gate)
 
+    def at(self, state: GateState) -> Pruning:
+        if not self.follow or self.gate is None:
+            return self
+        sureness = 1 - min(float(state.entropy[0]) / self.gate, 1.0)
+        return self.model_copy(update={"budget": self._scaled(1 - self.follow * sureness)})
+
+    def _scaled(self, share: float) -> float | int:
+        return share * self.budget if isinstance(self.budget, float) else int(share * self.budget)
+
+    def measures(self, length: int) -> int:
+        """All but the window: what is in it when the sequence ends was never in front of it."""
+        least = self.model_copy(update={"budget": self._scaled(1 - self.follow)})
+        window = int(self.window * least.budget_blocks(length, 1))
+        return min(super().measures(length), length - window + self.lead)
+
     def score(self, blocks: Blocks) -> Array:
-        share = int(self.window * self.budget_blocks(blocks.length))
+        share = int(self.window * self.budget_blocks(blocks.length, blocks.size))
         in_window = np.arange(len(blocks.number)) >= len(blocks.number) - share
-        return np.where(in_window, np.inf, blocks.surprisal)
+        return np.where(in_window, np.inf, self.worth(blocks))
+
+    def worth(self, blocks: Blocks) -> Array:
+        """Surprisal of the most surprising span that would keep each block, nats, shape (n,)."""
+        count = int(blocks.number[-1]) + 1
+        nats = np.zeros((count, blocks.size))
+        nats[blocks.number] = blocks.surprisal
+        spans = _windows(nats.ravel(), self.span - 1, 0, 0.0).sum(axis=1)
+        best = _windows(spans, self.tail, self.lead, -np.inf).max(axis=1)
+        return np.asarray(best.reshape(count, blocks.size).max(axis=1)[blocks.number])
+
+
+def _windows(values: Array, before: int, after: int, padding: float) -> Array:
+    """The neighbourhood of each value, shape (n, before + 1 + after)."""
+    padded = np.pad(values, (before, after), constant_values=padding)
+    return np.lib.stride_tricks.sliding_window_view(padded, before + 1 + after)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from entropic_control.controllers.base import Array, Linear, static
-from entropic_control.controllers.pruning.base import Blocks, Pruning
+from entropic_control.controllers.pruning.base import BLOCK, Blocks, Pruning
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import NoState
@@ -32,7 +32,7 @@ class NoPruning(Stateless):
     prunes: ClassVar[bool] = False
     kind: Literal["none"] = "none"
 
-    def due(self, blocks: int, length: int) -> bool:
+    def due(self, blocks: int, length: int, size: int = BLOCK) -> bool:
         return False
 
     def score(self, blocks: Blocks) -> Array:

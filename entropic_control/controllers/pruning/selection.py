@@ -86,7 +86,7 @@ class EntropicSelection(Pruning):
         return np.clip((state.entropy - self.low) / (self.high - self.low), 0.0, 1.0)
 
     def select(self, state: GateState, blocks: Blocks) -> Array | None:
-        held, least = len(blocks.number), self.budget_blocks(blocks.length)
+        held, least = len(blocks.number), self.budget_blocks(blocks.length, blocks.size)
         count = least + float(self.share(state)[0]) * (held - least)
         if count >= held or blocks.length < self.min_tokens:
             return None
@@ -94,5 +94,5 @@ class EntropicSelection(Pruning):
 
     def score(self, blocks: Blocks) -> Array:
         if self.by == "surprisal":
-            return blocks.surprisal
+            return blocks.largest_surprisal
         return attention_score(blocks, float(self.by == "product"))
