@@ -282,6 +282,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[Event]:
+        self._await_arrival()
         clock = self.backend.now()
         events: list[Event] = []
         self._admit(events)
@@ -315,11 +316,12 @@ class Engine:
 
     # -- schedule ---------------------------------------------------------------------------------
 
+    def _await_arrival(self) -> None:
+        if not self._live and self._coming:
+            self.backend.sleep(max(self._coming[0].arrived - self.backend.now(), 0.0))
+
     def _admit(self, events: list[Event]) -> None:
         now = self.backend.now()
-        if not self._live and self._coming and self._coming[0].arrived > now:
-            self.backend.sleep(self._coming[0].arrived - now)
-            now = self.backend.now()
         while self._coming and self._coming[0].arrived <= now:
             work = self._coming.pop(0)
             work.served = self._step_number
