@@ -87,7 +87,7 @@ def run_plot(
     """
     controlled = controlled or list(arms)[-1]
     rows = -(-(len(arms) + 3) // 2)
-    figure = _figure((11, 3.4 * rows))
+    figure = new_figure((11, 3.4 * rows))
     axes = figure.subplots(rows, 2).ravel()
     for place, (arm, (tokens, _)) in zip(axes, arms.items(), strict=False):
         entropy_plot(tokens, axes=place)
@@ -126,7 +126,8 @@ def _running_mean(values: Array, window: int) -> Array:
     return np.convolve(values, np.full(window, 1 / window), mode="valid")
 
 
-def _figure(size: tuple[float, float]) -> Figure:
+def new_figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of a size in inches, without a window."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -141,5 +142,5 @@ def _axes(axes: Axes | None) -> tuple[Figure, Axes]:
         figure = axes.get_figure(root=True)
         assert figure is not None
         return figure, axes
-    fresh = _figure((7, 4))
+    fresh = new_figure((7, 4))
     return fresh, fresh.subplots()

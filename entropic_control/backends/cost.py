@@ -24,16 +24,17 @@ class Shape(NamedTuple):
     """Prompt tokens whose logits were computed for their surprisal."""
 
     def features(self) -> Array:
-        """The regressors of the step's seconds."""
+        """The regressors of the step's seconds; of many steps, where the fields are columns."""
         return np.array(
             [
-                float(self.rows > 0),
+                np.asarray(self.rows) > 0,
                 self.rows,
                 self.rows * self.longest,
                 self.prompt_tokens,
                 self.prompt_reads,
                 self.measured,
-            ]
+            ],
+            float,
         )
 
 

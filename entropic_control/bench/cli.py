@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from entropic_control.bench.paper_commands import add_commands as add_paper
+
 
 def add_commands(commands: Any) -> None:
     """Add `bench` and its parts to the command line."""
@@ -41,6 +43,8 @@ def add_commands(commands: Any) -> None:
     memory.add_argument("--requests", type=int, default=1000)
     _shared(memory)
     memory.set_defaults(run=_memory)
+
+    add_paper(parts, _shared)
 
 
 def _shared(parser: argparse.ArgumentParser) -> None:

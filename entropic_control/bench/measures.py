@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from entropic_control.backends.cost import CostModel
+from entropic_control.backends.cost import CostModel, Shape
 from entropic_control.backends.dimensions import Dimensions
 from entropic_control.bench.quality import bleu, needle_figures, rouge_l, text_figures
 from entropic_control.bench.statistics import Run, Segments, jain
@@ -61,7 +61,7 @@ def measure_run(
     }
     for cost_name in ("per_second", "per_teraflop"):
         measures[f"tau_true_{cost_name}"] = _true_share(measures, f"tau_{cost_name}")
-    return {"measures": measures, "requests": requests, "pieces": _pieces(report)}
+    return {"measures": measures, "requests": requests, "pieces": _pieces(report, cost)}
 
 
 def _request_figures(
@@ -230,13 +230,19 @@ def _true_share(measures: Mapping[str, Any], rate: str) -> float | None:
     return float(measures[rate] * measures["tau_true"] / measures["tau"])
 
 
-def _pieces(report: Report) -> Pieces:
+def _pieces(report: Report, cost: CostModel) -> Pieces:
     steps = report.trace.steps.columns()
     first = np.bincount(
         np.searchsorted(steps["step"], report.trace.tokens["step"]), minlength=len(steps["step"])
     )
     prompt = steps["prompt_tokens"] > 0
-    columns = {"tokens": first, "seconds": steps["seconds"], "tau": steps["tau"]}
+    expected = Shape(*(steps[name] for name in Shape._fields)).features().T @ cost.weights
+    columns = {
+        "tokens": first,
+        "seconds": steps["seconds"],
+        "work": expected,
+        "tau": steps["tau"],
+    }
     pieces: Pieces = {}
     for kind, mask in (("decode", ~prompt), ("prompt", prompt)):
         size = int(mask.sum())

@@ -204,6 +204,7 @@ class Paper:
         for cell in missing:
             figures = self._run(cell, bar)
             write_atomically(self.out / cell.path, figures)
+            bar.update(bar.task_ids[-1], visible=False)
             bar.update(whole, advance=1)
             bar.refresh()
 

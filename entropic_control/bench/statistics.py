@@ -26,6 +26,8 @@ class Segments(NamedTuple):
     tokens: Array
     """Tokens decoded in each piece."""
     seconds: Array
+    work: Array
+    """Seconds that a fixed cost model expects: how much there was to do."""
     tau: Array
     """Entropic time, nats."""
 
@@ -41,28 +43,47 @@ class Run(NamedTuple):
     """Seconds without a step."""
 
 
-Rate = Callable[[Run], Array]
-"""A rate of a run whose pieces were resampled, arrays of shape (..., n)."""
+Rate = Callable[[Run, Run], Array]
+"""A rate of a run, from its pieces as they were resampled, arrays of shape (..., n), and as they were.
+
+What a run has to do is given; what the sample decides is how many seconds an expected second takes, and
+how much entropic time passes in a token. So totals are scaled by resampled ratios.
+"""
 
 
-def end_to_end(run: Run) -> Array:
+def end_to_end(drawn: Run, run: Run) -> Array:
     """Tokens a second of the whole run."""
-    tokens = run.decode.tokens.sum(-1) + run.prompt.tokens.sum(-1)
-    return np.asarray(tokens / (_busy(run) + run.idle))
+    tokens = run.decode.tokens.sum() + run.prompt.tokens.sum()
+    return np.asarray(tokens / (_busy(drawn, run) + run.idle))
 
 
-def decoding(run: Run) -> Array:
+def decoding(drawn: Run, run: Run) -> Array:
     """Tokens a second of the steps that only decode."""
-    return np.asarray(run.decode.tokens.sum(-1) / run.decode.seconds.sum(-1))
+    return np.asarray(run.decode.tokens.sum() / _seconds(drawn.decode, run.decode))
 
 
-def tau_rate(run: Run) -> Array:
+def tau_rate(drawn: Run, run: Run) -> Array:
     """Entropic time over engine time, nats a second."""
-    return np.asarray((run.decode.tau.sum(-1) + run.prompt.tau.sum(-1)) / _busy(run))
+    tau = _tau(drawn.decode, run.decode) + _tau(drawn.prompt, run.prompt)
+    return np.asarray(tau / _busy(drawn, run))
 
 
-def _busy(run: Run) -> Array:
-    return np.asarray(run.decode.seconds.sum(-1) + run.prompt.seconds.sum(-1))
+def _busy(drawn: Run, run: Run) -> Array:
+    return _seconds(drawn.decode, run.decode) + _seconds(drawn.prompt, run.prompt)
+
+
+def _seconds(drawn: Segments, whole: Segments) -> Array:
+    return _scaled(whole.work.sum(), drawn.seconds, drawn.work)
+
+
+def _tau(drawn: Segments, whole: Segments) -> Array:
+    return _scaled(whole.tokens.sum(), drawn.tau, drawn.tokens)
+
+
+def _scaled(total: float, part: Array, basis: Array) -> Array:
+    below = basis.sum(-1)
+    share = np.divide(part.sum(-1), below, out=np.zeros_like(below), where=below > 0)
+    return np.asarray(total * share)
 
 
 RATES: dict[str, Rate] = {
@@ -111,8 +132,10 @@ def rate_interval(
         drawn = list(pieces)
         for n, rows in zip(several, picked, strict=True):
             drawn[n] = Segments(*(column[rows] for column in pieces[n]))
-        pairs = zip(drawn[::2], drawn[1::2], runs, strict=True)
-        return statistic(*(rate(Run(decode, prompt, run.idle)) for decode, prompt, run in pairs))
+        redrawn = zip(drawn[::2], drawn[1::2], runs, strict=True)
+        return statistic(
+            *(rate(Run(decode, prompt, run.idle), run) for decode, prompt, run in redrawn)
+        )
 
     return _bootstrap([np.arange(len(pieces[n].seconds)) for n in several], of)
 

@@ -62,7 +62,7 @@ class Sizes:
     chat_tokens: int = 256
     mixed_long: int = 6000
     mixed_short: tuple[int, int] = (40, 100)
-    mixed_tokens: tuple[int, int] = (96, 32)
+    mixed_tokens: tuple[int, int] = (64, 128)
     """Forced and free."""
     long_prompts: tuple[int, ...] = (2048, 2048, 2048, 2048, 2560, 3072, 3584, 4096)
     long_tokens: tuple[int, int] = (128, 48)
