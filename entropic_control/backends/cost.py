@@ -24,18 +24,27 @@ class Shape(NamedTuple):
     """Prompt tokens whose logits were computed for their surprisal."""
 
     def features(self) -> Array:
-        """The regressors of the step's seconds; of many steps, where the fields are columns."""
-        return np.array(
-            [
-                np.asarray(self.rows) > 0,
-                self.rows,
-                self.rows * self.longest,
-                self.prompt_tokens,
-                self.prompt_reads,
-                self.measured,
-            ],
-            float,
-        )
+        """The regressors of the step's seconds."""
+        return features(*self)
+
+
+def features(
+    rows: Array | int,
+    longest: Array | int,
+    prompt_tokens: Array | int,
+    prompt_reads: Array | int,
+    measured: Array | int,
+) -> Array:
+    """The regressors of the seconds of one step, or of many, shape (features,) or (features, n)."""
+    columns = [
+        np.asarray(rows) > 0,
+        rows,
+        np.asarray(rows) * longest,
+        prompt_tokens,
+        prompt_reads,
+        measured,
+    ]
+    return np.array(columns, float)
 
 
 class Weights(NamedTuple):

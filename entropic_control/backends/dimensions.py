@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from entropic_control.controllers.base import Array
 
 
@@ -34,7 +36,8 @@ class Dimensions(NamedTuple):
         tokens = steps["rows"] + steps["prompt_tokens"]
         with_logits = steps["rows"] + steps["measured"]
         attended = 4 * self.layers * self.width * self._reads(steps)
-        return 2.0 * (self.weights * tokens + self.output_weights * with_logits) + attended
+        passed = 2.0 * (self.weights * tokens + self.output_weights * with_logits)
+        return np.asarray(passed + attended)
 
     def traffic(self, steps: Mapping[str, Array]) -> Array:
         """Bytes each step moves: the weights once, the cells read by each row, the cells written.
@@ -44,11 +47,11 @@ class Dimensions(NamedTuple):
         chunk = steps["prompt_tokens"].clip(min=1)
         cells = steps["rows"] * steps["longest"] + steps["prompt_reads"] / chunk
         written = steps["rows"] + steps["prompt_tokens"]
-        return float(self.weight_bytes) + self.cell_bytes * (cells + written)
+        return np.asarray(float(self.weight_bytes) + self.cell_bytes * (cells + written))
 
     @staticmethod
     def _reads(steps: Mapping[str, Array]) -> Array:
-        return steps["rows"].astype(float) * steps["longest"] + steps["prompt_reads"]
+        return np.asarray(steps["rows"].astype(float) * steps["longest"] + steps["prompt_reads"])
 
 
 SMOLLM2 = Dimensions(

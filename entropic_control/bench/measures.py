@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from entropic_control.backends.cost import CostModel, Shape
+from entropic_control.backends.cost import CostModel, Shape, features
 from entropic_control.backends.dimensions import Dimensions
 from entropic_control.bench.quality import bleu, needle_figures, rouge_l, text_figures
 from entropic_control.bench.statistics import Run, Segments, jain
@@ -236,7 +236,7 @@ def _pieces(report: Report, cost: CostModel) -> Pieces:
         np.searchsorted(steps["step"], report.trace.tokens["step"]), minlength=len(steps["step"])
     )
     prompt = steps["prompt_tokens"] > 0
-    expected = Shape(*(steps[name] for name in Shape._fields)).features().T @ cost.weights
+    expected = cost.weights @ features(*(steps[name] for name in Shape._fields))
     columns = {
         "tokens": first,
         "seconds": steps["seconds"],

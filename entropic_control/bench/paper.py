@@ -55,7 +55,7 @@ class Paper:
     out : path
         Run directory. What it holds of the same run is taken over.
     quick : bool
-        Small sizes: minutes, and rough figures.
+        Small sizes and fewer workloads: minutes, and rough figures.
     workloads, arms : sequence of str
         Which of them; all by default.
     repeats : int
@@ -83,12 +83,13 @@ class Paper:
         self.out = out
         self.sizes = QUICK if quick else FULL
         self._arms = arms_of(config)
-        self._chosen = _known("workload", workloads, WORKLOADS)
+        usual = [name for name, workload in WORKLOADS.items() if workload.quick or not quick]
+        self._chosen = _known("workload", workloads or usual, WORKLOADS)
         _known("arm", arms, self._arms)
         self._wanted = tuple(arms)
         self._repeats = repeats
         # A small engine tells the size of the model and the speed of the machine.
-        backend = self._backend_config(512, slots=min(self.sizes.slots, 4)).open()
+        backend = sized_backend(config, 512, min(self.sizes.slots, 4)).open()
         try:
             self.dimensions: Dimensions = getattr(backend, "dimensions", SMOLLM2)
             self._check_memory(backend)
@@ -133,17 +134,6 @@ class Paper:
             return tasks
         seconds = resources.dense_seconds(tasks, self.config, self._cost(), self.sizes.slots)
         return workload.tasks(setting._replace(rate=workload.load * len(tasks) / seconds))
-
-    def _backend_config(self, context: int, slots: int | None = None) -> Any:
-        """The backend with as much context as is needed, reading text as it is."""
-        backend = self.config.backend
-        sized = {
-            "context": -(-context // 256) * 256,
-            "slots": slots or self.sizes.slots,
-            "chat": False,
-        }
-        fields = type(backend).model_fields
-        return backend.replace(**{key: value for key, value in sized.items() if key in fields})
 
     def _check_memory(self, backend: Backend) -> None:
         available = resources.available_bytes()
@@ -211,7 +201,7 @@ class Paper:
     def _run(self, cell: Cell, bar: Progress) -> dict[str, Any]:
         workload, tasks = cell.workload, self._tasks[cell.workload.name]
         config = self._arms[cell.arm].replace(
-            backend=self._backend_config(workload.context(self.sizes))
+            backend=sized_backend(self.config, workload.context(self.sizes), self.sizes.slots)
         )
         requests = [
             task.request.replace(seed=(task.request.seed or 0) + 1000 * cell.repeat)
@@ -247,6 +237,13 @@ class Paper:
             for cell in self.cells()
             if (self.out / cell.path).is_file()
         }
+
+
+def sized_backend(config: Config, context: int, slots: int) -> Any:
+    """The backend of a configuration with these sizes, reading text as it is."""
+    sized = {"context": -(-context // 256) * 256, "slots": slots, "chat": False}
+    fields = type(config.backend).model_fields
+    return config.backend.replace(**{key: sized[key] for key in sized if key in fields})
 
 
 def write_atomically(path: Path, data: Any) -> None:

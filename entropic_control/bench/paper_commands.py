@@ -83,14 +83,14 @@ def _paper(args: argparse.Namespace) -> int:
     summary = summary_of(cells, paper.manifest)
     write_json(args.out / "paper.json", summary)
     page = markdown(cells, paper.manifest, f"entropic {shlex.join(sys.argv[1:])}")
-    (args.out / "paper.md").write_text(page, encoding="utf-8")
+    (args.out / "evidence.md").write_text(page, encoding="utf-8")
     if args.json:
         print(json.dumps(summary, indent=2))
     else:
         for table in tables(cells):
             console.print(table)
     _draw(cells, args.out, remarks)
-    remarks.print(f"paper.json and paper.md are in {args.out}", highlight=False)
+    remarks.print(f"paper.json, evidence.md and evidence.png are in {args.out}", highlight=False)
     return 0
 
 
@@ -98,7 +98,7 @@ def _draw(cells: Any, out: Path, remarks: Console) -> None:
     from entropic_control.bench.paper_plot import paper_plot
 
     try:
-        paper_plot(cells).savefig(out / "paper.png", dpi=110)
+        paper_plot(cells).savefig(out / "evidence.png", dpi=110)
     except CapabilityError as error:
         remarks.print(f"no plot was drawn: {escape(str(error))}", highlight=False)
 

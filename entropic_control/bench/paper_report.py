@@ -188,6 +188,7 @@ def markdown(cells: Cells, manifest: Mapping[str, Any], command: str) -> str:
         f"Made on {manifest['made']} by `{command}` with version {manifest['version']} on "
         f"{manifest['machine']}, backend {manifest['backend']}."
         + (" A quick run: small sizes, rough figures." if manifest["quick"] else ""),
+        "![ratios of every arm to the dense baseline, beside the paper's claims](evidence.png)",
         _METHOD,
         *_section("Against the paper's claims", _claims_table(comparisons)),
         *_section("Against the aims of this project", _aims_table(results, comparisons)),

@@ -82,14 +82,14 @@ QUICK = Sizes(
     slots=4,
     chat_prompts=4,
     chat_tokens=48,
-    mixed_long=1600,
-    mixed_tokens=(24, 8),
-    long_prompts=(1152, 1152),
+    mixed_long=1100,
+    mixed_tokens=(16, 32),
+    long_prompts=(1056, 528),
     long_tokens=(24, 8),
     needles=1,
-    single=1600,
+    single=1100,
     arrivals=8,
-    arrival_prompts=(48, 96, 600),
+    arrival_prompts=(32, 64, 256),
     arrival_tokens=(16, 32),
     drift_prompts=2,
     drift_tokens=160,
@@ -119,6 +119,8 @@ class Workload:
     context: Callable[[Sizes], int]
     """Tokens the longest sequence reaches."""
     repeats: int = 1
+    quick: bool = True
+    """Whether a quick table has it without being asked."""
     load: float | None = None
     """Arrivals as a share of what the engine can serve; None if all are there at the start."""
 
@@ -259,6 +261,7 @@ def _arrivals_at(load: float, about: str) -> Workload:
         _arrivals,
         ("baseline", "fair", "full"),
         lambda s: max(s.arrival_prompts) + s.arrival_tokens[1],
+        quick=load > 1,
         load=load,
     )
 
@@ -290,6 +293,7 @@ WORKLOADS = {
             _mixed(2),
             ("baseline", "fair", "full"),
             lambda s: s.mixed_long + sum(s.mixed_tokens),
+            quick=False,
         ),
         _arrivals_at(0.7, "Poisson arrivals of mixed lengths at 0.7 of capacity"),
         _arrivals_at(1.1, "Poisson arrivals of mixed lengths at 1.1 of capacity"),
@@ -313,6 +317,7 @@ WORKLOADS = {
             _single,
             ("baseline", "pruning", "full"),
             lambda s: s.single + sum(s.long_tokens),
+            quick=False,
         ),
         Workload(
             "long",
