@@ -62,14 +62,14 @@ class Sizes:
     chat_tokens: int = 256
     mixed_long: int = 6000
     mixed_short: tuple[int, int] = (40, 100)
-    mixed_tokens: tuple[int, int] = (64, 128)
+    mixed_tokens: tuple[int, int] = (48, 112)
     """Forced and free."""
-    long_prompts: tuple[int, ...] = (2048, 2048, 2048, 2048, 2560, 3072, 3584, 4096)
+    long_prompts: tuple[int, ...] = (2048, 2048, 2048, 2048, 2048, 2560, 3072, 4096)
     long_tokens: tuple[int, int] = (128, 48)
     needles: int = 3
     single: int = 7900
     arrivals: int = 18
-    arrival_prompts: tuple[int, ...] = (48, 96, 128, 192, 400, 2000)
+    arrival_prompts: tuple[int, ...] = (48, 96, 128, 192, 400, 1600)
     arrival_tokens: tuple[int, int] = (32, 128)
     drift_prompts: int = 4
     drift_tokens: int = 2000
@@ -254,12 +254,12 @@ def _request(name: str, prompt: Array, forced: list[int], number: int) -> Reques
     )
 
 
-def _arrivals_at(load: float, about: str) -> Workload:
+def _arrivals_at(load: float, about: str, arms: tuple[str, ...]) -> Workload:
     return Workload(
         f"arrivals_{load:g}",
         about,
         _arrivals,
-        ("baseline", "fair", "full"),
+        arms,
         lambda s: max(s.arrival_prompts) + s.arrival_tokens[1],
         quick=load > 1,
         load=load,
@@ -295,8 +295,16 @@ WORKLOADS = {
             lambda s: s.mixed_long + sum(s.mixed_tokens),
             quick=False,
         ),
-        _arrivals_at(0.7, "Poisson arrivals of mixed lengths at 0.7 of capacity"),
-        _arrivals_at(1.1, "Poisson arrivals of mixed lengths at 1.1 of capacity"),
+        _arrivals_at(
+            0.7,
+            "Poisson arrivals of mixed lengths at 0.7 of capacity",
+            ("baseline", "full"),
+        ),
+        _arrivals_at(
+            1.1,
+            "Poisson arrivals of mixed lengths at 1.1 of capacity",
+            ("baseline", "fair", "full"),
+        ),
         Workload(
             "temperature",
             "the temperature controllers on the same prompts",
@@ -315,7 +323,7 @@ WORKLOADS = {
             "single",
             "one very long prompt",
             _single,
-            ("baseline", "pruning", "full"),
+            ("baseline", "full"),
             lambda s: s.single + sum(s.long_tokens),
             quick=False,
         ),
