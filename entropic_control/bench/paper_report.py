@@ -187,7 +187,11 @@ def markdown(cells: Cells, manifest: Mapping[str, Any], command: str) -> str:
         "# The evidence",
         f"Made on {manifest['made']} by `{command}` with version {manifest['version']} on "
         f"{manifest['machine']}, backend {manifest['backend']}."
-        + (" A quick run: small sizes, rough figures." if manifest["quick"] else ""),
+        + (
+            " A quick run: small sizes and rough figures, beside aims that are meant for the full ones."
+            if manifest["quick"]
+            else ""
+        ),
         "![ratios of every arm to the dense baseline, beside the paper's claims](evidence.png)",
         _METHOD,
         *_section("Against the paper's claims", _claims_table(comparisons)),
@@ -214,9 +218,8 @@ to the baseline, *full* has all three, *quarter* is *full* with a quarter of the
 over the better of the two dense arms in that measure, except latency, which is shown over each. In
 brackets: 95 % bootstrap intervals, over the requests for latencies and likelihoods, over the seconds that
 pieces of the run took for rates. Where a text is forced (teacher forcing through the engine, as it really
-prunes), all arms
-pass through the same tokens. Entropic time counts entropies at T = 1. Operations and bytes are those
-of the cost model."""
+prunes), all arms pass through the same tokens. Entropic time counts entropies at T = 1. Operations and
+bytes are those of the cost model."""
 
 
 def _section(title: str, table: str) -> list[str]:
