@@ -87,6 +87,11 @@ class DeviceDraw:
             commanded = temperature.command(state).temperature
         return drawn.tokens, drawn.reading, command, commanded, state
 
+    @staticmethod
+    def fetched(logits: Sequence[Any]) -> list[Array]:
+        """The rows on the host, for what the kernel cannot do."""
+        return [row.float().cpu().numpy() for row in logits]
+
 
 def fits(config: Config) -> bool:
     """Whether the kernel implements these controllers; subclasses may differ from what it does."""

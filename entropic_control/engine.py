@@ -135,7 +135,9 @@ class Engine:
             seed=defaults.seed + number if request.seed is None else request.seed,
             stop=defaults.stop if request.stop is None else request.stop,
         )
-        work = self.prepare(request, self._tokens_of(request.id or "", request.prompt))
+        prompt = self._tokens_of(request.id or "", request.prompt)
+        self._check_ids(request.id or "", np.maximum(request.forced, 0))
+        work = self.prepare(request, prompt)
         work.arrived = self.backend.now() + request.arrive
         self._queue(work)
         return work.id
@@ -188,20 +190,26 @@ class Engine:
     def _tokens_of(self, name: str, prompt: Prompt) -> Array:
         if isinstance(prompt, str) and not prompt.strip():
             raise PromptError(name, "the prompt is empty")
-        outside = f"token ids must lie between 0 and {self.backend.capabilities.vocab - 1}"
         try:
             tokens = self.backend.encode(prompt)
         except ModelError as error:
             raise PromptError(name, str(error)) from error
         except OverflowError:
-            raise PromptError(name, outside) from None
+            raise self._outside(name) from None
         except UnicodeEncodeError as error:
             raise PromptError(name, f"the prompt is not text: {error}") from None
         if not len(tokens):
             raise PromptError(name, "the prompt is empty")
-        if tokens.min() < 0 or tokens.max() >= self.backend.capabilities.vocab:
-            raise PromptError(name, outside)
+        self._check_ids(name, tokens)
         return tokens
+
+    def _check_ids(self, name: str, tokens: Array) -> None:
+        if np.any((tokens < 0) | (tokens >= self.backend.capabilities.vocab)):
+            raise self._outside(name)
+
+    def _outside(self, name: str) -> PromptError:
+        last = self.backend.capabilities.vocab - 1
+        return PromptError(name, f"token ids must lie between 0 and {last}")
 
     def cancel(self, request: str) -> None:
         """End a request at the next step, from any thread; its tokens so far are kept."""
@@ -291,6 +299,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> list[Event]:
+        self._await_arrival()
         clock = self.backend.now()
         events: list[Event] = []
         self._admit(events)
@@ -328,11 +337,12 @@ class Engine:
 
     # -- schedule ---------------------------------------------------------------------------------
 
+    def _await_arrival(self) -> None:
+        if not self._live and self._coming:
+            self.backend.sleep(max(self._coming[0].arrived - self.backend.now(), 0.0))
+
     def _admit(self, events: list[Event]) -> None:
         now = self.backend.now()
-        if not self._live and self._coming and self._coming[0].arrived > now:
-            self.backend.sleep(self._coming[0].arrived - now)
-            now = self.backend.now()
         while self._coming and self._coming[0].arrived <= now:
             work = self._coming.pop(0)
             work.served = self._step_number

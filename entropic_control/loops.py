@@ -10,7 +10,7 @@ import numpy as np
 from entropic_control.backends.base import Backend
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure, truncated_before
+from entropic_control.controllers.measure import Measured, measure, truncated_before
 from entropic_control.controllers.priority import fall
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
@@ -83,11 +83,16 @@ class Loops:
     def step(self, works: Sequence[Work], logits: list[Array]) -> Sampled:
         """Measure each row, draw its token, and update its controllers.
 
-        A row that is no distribution draws no token and moves no state.
+        A row that is no distribution draws no token and moves no state. A forced token takes the place
+        of a draw, and is measured like one.
         """
         config, count = self.config, len(works)
         state = stack([work.temperature for work in works])
-        draw = self._draw if self._device is None else self._device
+        draw: Any = self._draw
+        if self._device is not None and any(work.request.forced for work in works):
+            logits = self._device.fetched(logits)  # the kernel always draws
+        elif self._device is not None:
+            draw = self._device
         tokens, reading, command, commanded, state = draw(works, logits, state)
         _, priority = config.priority.update(stack([w.priority for w in works]), reading)
         prunable, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
@@ -113,8 +118,7 @@ class Loops:
         measured = measure(logits, command, config.estimator, config.truncation)
         valid = measured.reading.valid.tolist()
         tokens = [
-            measured.draw(row, uniform(work.seed, len(work.tokens))) if valid[row] else -1
-            for row, work in enumerate(works)
+            _token(work, measured, row) if valid[row] else -1 for row, work in enumerate(works)
         ]
         reading = measured.completed(tokens)
         commanded, state = config.temperature.update(state, reading)
@@ -154,3 +158,10 @@ class Loops:
             "cells": [work.ledger.cells for work in works],
             "tau": [work.tau for work in works] + sampled.passed,
         }
+
+
+def _token(work: Work, measured: Measured, row: int) -> int:
+    place, forced = len(work.tokens), work.request.forced
+    if place < len(forced) and forced[place] >= 0:
+        return forced[place]
+    return measured.draw(row, uniform(work.seed, place))

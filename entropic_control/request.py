@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -35,6 +35,10 @@ class Request(Strict):
         Seconds after the start of the run at which the request comes in.
     temperature : dict
         Settings of the temperature controller for this request alone, such as {"target": 1.5}.
+    forced : list of int
+        Tokens that are taken instead of the draws, as far as they go; -1 leaves a place to the draw.
+        This is teacher forcing: every loop runs on a text that is known, and the trace holds how likely
+        the model found it.
     """
 
     prompt: str | list[dict[str, str]] | list[int]
@@ -47,6 +51,7 @@ class Request(Strict):
     deadline: float | None = Field(None, gt=0)
     arrive: float = Field(0.0, ge=0)
     temperature: dict[str, float] = Field(default_factory=dict)
+    forced: tuple[Annotated[int, Field(ge=-1, lt=1 << 31)], ...] = ()
 
     @field_validator("prompt")
     @classmethod

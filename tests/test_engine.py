@@ -566,3 +566,13 @@ def test_any_workload_ends_with_everything_accounted(
     assert fed == sum(prompt + tokens - 1 for prompt, tokens in sizes)
     longest = engine.trace.steps["rows"] + engine.trace.steps["prompt_tokens"]
     assert longest.max() <= step_tokens
+
+
+def test_waiting_for_an_arrival_is_no_part_of_a_step() -> None:
+    engine = simulated(**PLAIN)
+    report = engine.run(
+        [Request(prompt=ids(9), max_tokens=5), Request(prompt=ids(9), max_tokens=5, arrive=9.0)]
+    )
+    assert report.summary["total_time"] > 9
+    assert report.trace.steps["seconds"].sum() < 1
+    assert report.summary["overhead_percent"] == pytest.approx(0)

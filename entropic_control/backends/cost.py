@@ -29,17 +29,29 @@ class Shape(NamedTuple):
 
     def features(self) -> Array:
         """The regressors of the step's seconds."""
-        decoded = self.rows + self.drafted
-        return np.array(
-            [
-                self.passes if self.rows else 0.0,
-                decoded,
-                decoded * self.longest,
-                self.prompt_tokens,
-                self.prompt_reads,
-                self.measured,
-            ]
-        )
+        return features(*self)
+
+
+def features(
+    rows: Array | int,
+    longest: Array | int,
+    prompt_tokens: Array | int,
+    prompt_reads: Array | int,
+    measured: Array | int,
+    drafted: Array | int = 0,
+    passes: Array | int = 1,
+) -> Array:
+    """The regressors of the seconds of one step, or of many, shape (features,) or (features, n)."""
+    decoded = rows + drafted
+    columns = [
+        (rows > 0) * passes,
+        decoded,
+        decoded * longest,
+        prompt_tokens,
+        prompt_reads,
+        measured,
+    ]
+    return np.array(columns, float)
 
 
 class Weights(NamedTuple):

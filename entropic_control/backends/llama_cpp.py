@@ -25,6 +25,7 @@ from entropic_control.backends.base import (
     Prompt,
 )
 from entropic_control.backends.cost import CostModel, Weights
+from entropic_control.backends.dimensions import Dimensions
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import surprisals
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom
@@ -271,6 +272,22 @@ class LlamaCpp:
             row += measured + min(chunk.outputs, len(chunk.tokens) - measured)
             logits.extend(table[row - chunk.outputs : row])
         return logits, surprisal
+
+    @property
+    def dimensions(self) -> Dimensions:
+        """The size of the model; keys and values are held at half precision."""
+        api, model = self._api, self._model
+        width, layers = int(api.llama_model_n_embd(model)), int(api.llama_model_n_layer(model))
+        keys = width * int(api.llama_model_n_head_kv(model)) // int(api.llama_model_n_head(model))
+        output = width * self.capabilities.vocab
+        return Dimensions(
+            weights=int(api.llama_model_n_params(model)) - output,
+            output_weights=output,
+            layers=layers,
+            width=width,
+            cell_bytes=2 * 2 * layers * keys,
+            weight_bytes=int(api.llama_model_size(model)),
+        )
 
     def _view(self, address: int, rows: int) -> Array:
         """llama.cpp's output buffer as an array, shape (rows, vocab)."""

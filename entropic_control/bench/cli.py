@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from entropic_control.bench.frontier_commands import add_commands as add_frontier
+from entropic_control.bench.paper_commands import add_commands as add_paper
 
 
 def add_commands(commands: Any) -> None:
@@ -56,6 +57,7 @@ def add_commands(commands: Any) -> None:
     memory.set_defaults(run=_memory)
 
     add_frontier(parts, _shared)
+    add_paper(parts, _shared)
 
 
 def _shared(parser: argparse.ArgumentParser) -> None:

@@ -136,3 +136,12 @@ def test_an_invalid_row_moves_nothing() -> None:
     assert drawn.state is not None
     np.testing.assert_array_equal(drawn.state[:, 1], state[:, 1].astype(np.float32))
     assert np.isnan(drawn.reading.raw_surprisal[1])
+
+
+def test_a_forced_token_is_taken_on_the_device_too() -> None:
+    run = engine(backend(sampling="device"), temperature=PITemperature(target=3.0))
+    free, forced = requests(*PROMPTS[:2], tokens=6, seed=11)
+    report = run.run([free, forced.replace(forced=(7, -1, 9))])
+    told = tokens_of(report)[1]
+    assert (told[0], told[2]) == (7, 9)
+    assert np.isfinite(run.trace.tokens["raw_surprisal"]).all()
