@@ -8,6 +8,7 @@ from typing import Any
 from entropic_control.backends.vllm import compat
 from entropic_control.backends.vllm.config import KEY, HasControllers, Settings
 from entropic_control.backends.vllm.retention import retention
+from entropic_control.errors import ConfigError
 
 _HERE = "entropic_control.backends.vllm"
 PROCESSOR = f"{_HERE}.processor:EntropicLogitsProcessor"
@@ -53,9 +54,15 @@ def arguments(config: HasControllers) -> dict[str, Any]:
 
 
 def serve_arguments(config: HasControllers) -> str:
-    """The same for the command line of `vllm serve`, without spaces inside an argument.
+    """The same for the command line of `vllm serve`.
 
-    So that `vllm serve MODEL $(entropic vllm-args CONFIG)` works unquoted: the shell splits at spaces.
+    The shell splits `vllm serve MODEL $(entropic vllm-args CONFIG)` at spaces, so that no argument may
+    hold one.
+
+    Raises
+    ------
+    ConfigError
+        If a value of the configuration holds a space.
     """
     words: list[str] = []
     for name, value in arguments(config).items():
@@ -68,4 +75,9 @@ def serve_arguments(config: HasControllers) -> str:
             words += [f"--{flag}", *value]
         else:
             words += [f"--{flag}", str(value)]
+    spaced = next((word for word in words if len(word.split()) > 1), None)
+    if spaced is not None:
+        raise ConfigError(
+            f"a space in a value would part it in two on vLLM's command line: {spaced[:200]}"
+        )
     return " ".join(words)

@@ -77,9 +77,9 @@ class Entropic:
         """Order the queues, then let vLLM fill the step."""
         self._forget_finished()
         self._order()
-        preemptions = {id: r.num_preemptions for id, r in self.requests.items()}
         if self._settings.backend.voluntary_preemption:
             self._give_way()
+        preemptions = {id: request.num_preemptions for id, request in self.requests.items()}
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._explain(output, preemptions)
         self._ranking.served(list(output.num_scheduled_tokens))
@@ -141,58 +141,44 @@ class Entropic:
         first_id, last_id = first.request_id, last.request_id
         if first.priority > last.priority or first.num_preemptions:
             return
-        if first.priority == 0 and self._ranked.reason.startswith(("prompts: waited", "waited")):
+        if first.priority == 0 and "waited" in self._ranked.reason:
             reason = f"{first_id} waited {waited[first_id]} steps"
         elif index[first_id] > MARGIN * index[last_id]:
             reason = f"index {index[first_id]:.3g} of {first_id} against {index[last_id]:.3g}"
         else:
             return
-        kept = last.num_computed_tokens
+        lost = last.num_computed_tokens
         compat.preempt(self, last, time.monotonic())
-        self._decisions.note(
-            self.current_step,
-            "gave way",
-            last_id,
-            to=first_id,
-            reason=reason,
-            tokens_lost=kept,
-        )
+        self._note("gave way", last_id, to=first_id, reason=reason, tokens_lost=lost)
 
     # -- explain ----------------------------------------------------------------------------------
 
     def _explain(self, output: Any, preemptions: dict[str, int]) -> None:
         if self._ranked is None:
             return
-        step, ranked = self.current_step, self._ranked
+        seated = {"admitted": [new.req_id for new in output.scheduled_new_reqs]}
+        seated["resumed"] = list(output.scheduled_cached_reqs.resumed_req_ids)
         queue = compat.waiting_requests(self)
-        for id in (new.req_id for new in output.scheduled_new_reqs):
-            earlier = [r for r in queue if r.arrival_time < self.requests[id].arrival_time]
-            self._decisions.note(
-                step,
-                "admitted",
-                id,
-                place=ranked.ids.index(id) if id in ranked.indices else None,
-                index=ranked.indices.get(id),
-                waited=ranked.waited.get(id),
-                overtook=len(earlier),
-                reason=ranked.reason,
-            )
+        for event, ids in seated.items():
+            for id in ids:
+                arrived = self.requests[id].arrival_time
+                overtook = sum(request.arrival_time < arrived for request in queue)
+                self._note(event, id, overtook=overtook, reason=self._ranked.reason)
         for id, before in preemptions.items():
             request = self.requests.get(id)
-            if (
-                request is not None
-                and request.num_preemptions > before
-                and id not in ranked.ids[:1]
-            ):
-                self._decisions.note(
-                    step,
-                    "preempted",
-                    id,
-                    place=ranked.ids.index(id) if id in ranked.indices else None,
-                    index=ranked.indices.get(id),
-                    reason="no KV blocks were left, and it was last in order",
-                    tokens_kept=request.num_output_tokens,
-                )
+            if request is not None and request.num_preemptions > before:
+                reason = "no KV blocks were left, and it was last in order"
+                self._note("preempted", id, reason=reason, tokens_kept=request.num_output_tokens)
+
+    def _note(self, event: str, id: str, **details: Any) -> None:
+        """Record a decision with where the request stood in the order that it was made by."""
+        assert self._ranked is not None
+        standing = {
+            "place": self._ranked.ids.index(id) if id in self._ranked.indices else None,
+            "index": self._ranked.indices.get(id),
+            "waited": self._ranked.waited.get(id),
+        }
+        self._decisions.note(self.current_step, event, id, **standing, **details)
 
     # -- cost and memory --------------------------------------------------------------------------
 
