@@ -1,7 +1,7 @@
 """The vLLM adapters without vLLM: recorded batch updates, hand-made slots, settings, order, retention.
 
 `data/vllm_batch_updates.json` is what vLLM 0.32 told a V1 logits processor while eight requests (one of
-them two samples of one prompt) ran in six seats with prompts in chunks of 64 tokens and 14 KV blocks, so
+them two samples of one prompt) ran in six seats with prompts in chunks of 64 tokens and 10 KV blocks, so
 that requests were preempted and came back. `tests/vllm/record.py` records it anew.
 """
 
@@ -224,6 +224,21 @@ def test_a_row_that_changes_hands_starts_clean() -> None:
     assert seats.temperatures([1])[0] < 0.7
 
 
+def test_whoever_another_moves_onto_has_left_and_may_come_back() -> None:
+    seats = book()
+    seats.enter(0, "a", Own(target=2.0), [])
+    seats.enter(1, "b", Own(target=3.0), [])
+    seats.move(1, 0)
+    assert seats.rows(2) == [0]
+    assert seats.at(0).target == 3.0
+    seats.enter(1, "a", Own(), [])
+    assert seats.at(1).target == 2.0
+    seats.move(0, 1, swap=True)
+    assert [seats.at(row).target for row in (0, 1)] == [2.0, 3.0]
+    seats.move(5, 0)  # a request that nobody looks at
+    assert seats.rows(9) == [1]
+
+
 def test_an_invalid_row_moves_nothing() -> None:
     seats, tokens = book(), [0]
     seats.enter(0, "a", Own(), tokens)
@@ -249,7 +264,7 @@ def test_who_is_looked_at() -> None:
     assert off.enter(0, "b", Own(target=1.0), [])
     assert off.enter(0, "c", Own(enabled=True), [])
     assert not book().enter(0, "d", Own(enabled=False), [])
-    assert not book().enter(0, "e", Own(target=1.0), [], greedy=True)
+    assert not book().enter(0, "e", Own(target=1.0), [], 0.0)
     watching = book(observe=True)
     assert watching.enter(0, "f", Own(enabled=False), [])
     assert watching.temperatures([0]) == 1.0

@@ -67,7 +67,7 @@ def main() -> None:
         max_num_seqs=6,
         max_num_batched_tokens=64,
         block_size=32,
-        num_gpu_blocks_override=14,
+        num_gpu_blocks_override=10,
         logits_processors=[Recorder],
     )
     requests = {

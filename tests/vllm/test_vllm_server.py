@@ -92,7 +92,6 @@ def ask(server: Server, tokens: int, **xargs: Any) -> Any:
         model=MODEL,
         messages=[{"role": "user", "content": "Write a long story about a lighthouse keeper."}],
         max_tokens=tokens,
-        seed=1,
         extra_body={"ignore_eos": True, **({"vllm_xargs": xargs} if xargs else {})},
     )
 

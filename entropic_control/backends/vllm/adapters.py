@@ -24,9 +24,6 @@ from entropic_control.errors import CapabilityError
 COLDEST = 1e-4
 """Temperatures below this are this: a row divided by less may overflow."""
 
-GREEDY = 1e-5
-"""vLLM takes the largest logit at request temperatures below this."""
-
 Readings = dict[Hashable, tuple[float, ...]]
 """Of a step, by request: raw entropy, entropy, temperature and target (NaN without one), in nats."""
 
@@ -53,7 +50,6 @@ class Adapter:
         default = settings.temperature if settings else default_controller()
         observe = settings is not None and settings.reads_entropies
         self.book = Book(default, enabled=settings is not None, observe=observe)
-        self._request_temperature: dict[int, float] = {}
         self._last: tuple[list[Seat], Callable[[], Reading], Array] | None = None
         self.idle = _loaded.setdefault(id(vllm_config), self) is not self
         """Whether another instance does the work."""
@@ -62,9 +58,7 @@ class Adapter:
         if self.idle:
             return False
         own = Own.read(params.extra_args)
-        greedy = params.temperature < GREEDY
-        self._request_temperature[row] = 1.0 if greedy else params.temperature
-        return self.book.enter(row, key, own, tokens, greedy=greedy)
+        return self.book.enter(row, key, own, tokens, params.temperature)
 
     def _control(self, logits: Any, rows: list[int], at: list[int], emitting: Array | None) -> Any:
         """Measure `logits[at]`, the logits of the requests in `rows`, and temper them in place."""
@@ -83,12 +77,10 @@ class Adapter:
 
     def _scale(self, rows: list[int], temperature: Array) -> Array:
         """What the rows are multiplied by, so that after vLLM's own division they are z / T."""
-        return np.array(
-            [
-                self._request_temperature[row] / t if self.book.at(row).controller else 1.0
-                for row, t in zip(rows, temperature.tolist(), strict=True)
-            ]
-        )
+        seats = [self.book.at(row) for row in rows]
+        asked = np.array([seat.asked for seat in seats])
+        controlled = np.array([seat.controller is not None for seat in seats])
+        return np.where(controlled, asked / temperature, 1.0)
 
     def take_readings(self) -> Callable[[], Readings]:
         """Gives the readings of the last step, once; on an accelerator the call waits for the device."""
@@ -141,16 +133,7 @@ class ProcessorV1(Adapter):
             tag = compat.tag_of(params)
             self._take(row, params, ("list", id(output)) if tag is None else tag, output)
         for source, target, direction in batch_update.moved:
-            swap = compat.is_swap(direction)
-            self.book.move(source, target, swap=swap)
-            one, other = (
-                self._request_temperature.get(source),
-                self._request_temperature.get(target),
-            )
-            if one is not None:
-                self._request_temperature[target] = one
-            if swap and other is not None:
-                self._request_temperature[source] = other
+            self.book.move(source, target, swap=compat.is_swap(direction))
 
     def apply(self, logits: Any) -> Any:
         """Temper the rows of controlled requests, in place."""

@@ -19,6 +19,9 @@ from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature.base import TemperatureController
 
+GREEDY = 1e-5
+"""vLLM takes the largest logit at request temperatures below this."""
+
 PARKED = 1024
 """States kept of requests that left the batch: vLLM does not say whether they will come back."""
 
@@ -36,6 +39,8 @@ class Seat:
         None for a request that is measured but not controlled.
     state
         The controller's state, of one row.
+    asked : float
+        The temperature its sender asked for, by which vLLM divides in the end.
     """
 
     def __init__(
@@ -44,11 +49,13 @@ class Seat:
         tokens: Sized | None,
         controller: TemperatureController | None = None,
         state: Any = None,
+        asked: float = 1.0,
     ) -> None:
         self.key = key
         self.tokens = tokens
         self.controller = controller
         self.state = state
+        self.asked = asked
         self.updates = 0
         """Tokens that the state has seen."""
         self._before = 0
@@ -96,14 +103,14 @@ class Book:
         self._pending: _Pending | None = None
 
     def enter(
-        self, row: int, key: Hashable, own: Own, tokens: Sized | None, *, greedy: bool = False
+        self, row: int, key: Hashable, own: Own, tokens: Sized | None, asked: float = 1.0
     ) -> bool:
         """A request takes a row, for the first time or again; returns whether it is looked at.
 
-        A greedy request is never controlled.
+        One whose sender asked for a temperature of 0 is never controlled.
         """
         self.leave(row)
-        seat = self._known(key) or self._fresh(key, own, tokens, greedy)
+        seat = self._known(key) or self._fresh(key, own, tokens, asked)
         if seat is None:
             return False
         seat.tokens = tokens
@@ -115,31 +122,39 @@ class Book:
         row = next((row for row, seat in self._seats.items() if seat.key == key), None)
         return self._parked.pop(key, None) if row is None else self._seats.pop(row)
 
-    def _fresh(self, key: Hashable, own: Own, tokens: Sized | None, greedy: bool) -> Seat | None:
+    def _fresh(self, key: Hashable, own: Own, tokens: Sized | None, asked: float) -> Seat | None:
         wanted = own.enabled if own.enabled is not None else self._enabled or own.target is not None
-        if wanted and not greedy:
+        if wanted and asked >= GREEDY:
             controller = own.controller(self._default)
             state = controller.init(1, **own.overrides(controller))
-            return Seat(key, tokens, controller, state)
+            return Seat(key, tokens, controller, state, asked)
         return Seat(key, tokens) if self._observe else None
 
     def leave(self, row: int) -> None:
         """The request in a row left the batch, for good or to come back."""
         self.settle()
-        seat = self._seats.pop(row, None)
+        self._park(self._seats.pop(row, None))
+
+    def move(self, source: int, target: int, *, swap: bool = False) -> None:
+        """The request of one row goes to another, or two change places.
+
+        Whoever sits where another moves to without a swap has left: vLLM fills the rows of requests
+        that left from the end of the batch, and does not name them as removed then.
+        """
+        moved, displaced = self._seats.pop(source, None), self._seats.pop(target, None)
+        if moved is not None:
+            self._seats[target] = moved
+        if not swap:
+            self._park(displaced)
+        elif displaced is not None:
+            self._seats[source] = displaced
+
+    def _park(self, seat: Seat | None) -> None:
         if seat is None:
             return
         self._parked[seat.key] = seat
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
-
-    def move(self, source: int, target: int, *, swap: bool = False) -> None:
-        """The request of one row goes to another, or two change places."""
-        moved, displaced = self._seats.pop(source, None), self._seats.pop(target, None)
-        if moved is not None:
-            self._seats[target] = moved
-        if swap and displaced is not None:
-            self._seats[source] = displaced
 
     def __contains__(self, row: int) -> bool:
         return row in self._seats

@@ -52,12 +52,23 @@ class VllmConfig(BackendConfig):
 class HasControllers(Protocol):
     """A configuration, as far as vLLM is concerned."""
 
-    backend: Any
-    temperature: Any
-    truncation: Any
-    estimator: Any
-    priority: Any
-    pruning: Any
+    @property
+    def backend(self) -> Any: ...
+
+    @property
+    def temperature(self) -> Any: ...
+
+    @property
+    def truncation(self) -> Any: ...
+
+    @property
+    def estimator(self) -> Any: ...
+
+    @property
+    def priority(self) -> Any: ...
+
+    @property
+    def pruning(self) -> Any: ...
 
 
 class Settings(Strict):

@@ -89,10 +89,9 @@ class Entropic:
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take in what a step gave."""
         self._observe_cost()
-        readings = getattr(model_runner_output, "entropic", {})
-        by_request = {tag.rpartition("#")[0]: reading for tag, reading in readings.items()}
-        self._ranking.heard({id: reading[0] for id, reading in by_request.items()})
-        self._decisions.measured(list(by_request.values()))
+        readings = _emitted(model_runner_output)
+        self._ranking.heard({id: reading[0] for id, reading in readings.items()})
+        self._decisions.measured(list(readings.values()))
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         self._prune()
         return outputs
@@ -229,6 +228,15 @@ class EntropicAsyncScheduler(Entropic, AsyncBase):  # type: ignore[misc, valid-t
     """The same over vLLM's asynchronous scheduler, which is one step ahead of the readings."""
 
     asynchronous = True
+
+
+def _emitted(output: Any) -> dict[str, tuple[float, ...]]:
+    """The readings that came with a step, of the requests that it gave a token."""
+    named = {tag.rpartition("#")[0]: row for tag, row in getattr(output, "entropic", {}).items()}
+    place = output.req_id_to_index
+    return {
+        id: row for id, row in named.items() if id in place and output.sampled_token_ids[place[id]]
+    }
 
 
 def _view(request: Any, wish: int, seated: bool) -> View:
