@@ -68,7 +68,7 @@ build/vllm/smollm2/config.json: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python tests/vllm/convert.py $(@D)
 
 test-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
-	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest tests/vllm tests/test_vllm_bookkeeping.py
+	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
 
 gpu-check:
 	$(PYTHON) -m entropic_control.kernels.gpu_check

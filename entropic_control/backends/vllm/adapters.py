@@ -47,12 +47,15 @@ class Adapter:
     def __init__(self, vllm_config: Any) -> None:
         self._vllm_config = vllm_config  # kept alive, so that its identity stays its own
         settings = Settings.found_in(vllm_config.additional_config)
+        speculating = vllm_config.speculative_config is not None
+        if settings is not None and speculating:
+            raise CapabilityError(compat.SPECULATION)
         default = settings.temperature if settings else default_controller()
         observe = settings is not None and settings.reads_entropies
         self.book = Book(default, enabled=settings is not None, observe=observe)
         self._last: tuple[list[Seat], Callable[[], Reading], Array] | None = None
-        self.idle = _loaded.setdefault(id(vllm_config), self) is not self
-        """Whether another instance does the work."""
+        # Another instance may do the work, and an installed package must not stop a vLLM that speculates.
+        self.idle = speculating or _loaded.setdefault(id(vllm_config), self) is not self
 
     def _take(self, row: int, params: Any, key: Any, tokens: Any) -> bool:
         if self.idle:
@@ -112,8 +115,6 @@ class ProcessorV1(Adapter):
     """For the V1 model runner, whose rows are the batch and whose prompts in progress have rows too."""
 
     def __init__(self, vllm_config: Any, *_: Any) -> None:
-        if vllm_config.speculative_config is not None:
-            raise CapabilityError(compat.SPECULATION)
         super().__init__(vllm_config)
 
     def is_argmax_invariant(self) -> bool:
@@ -148,8 +149,6 @@ class ProcessorV2(Adapter):
     """For the V2 model runner, where a request keeps its slot and rows come in any order."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
-        if vllm_config.speculative_config is not None:
-            raise CapabilityError(compat.SPECULATION)
         super().__init__(vllm_config)
         self._states = req_states
 
