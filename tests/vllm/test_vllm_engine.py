@@ -35,8 +35,8 @@ def test_preemption_loses_no_state(scenario: Scenario) -> None:
     assert run["readings"] == run["tokens"]
     assert run["targets"] == [1.0, 1.25, 1.5, 1.5, 1.5, 1.75, 2.0]
     assert run["distinct"] == 7
-    for ratio in run["entropies"].values():
-        assert ratio == pytest.approx(1.0, rel=0.25)  # over fewer tokens than the other test
+    ratios = list(run["entropies"].values())  # to the target, over fewer tokens than above
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0, rel=0.15)
     assert all({"reason", "step", "request"} <= event.keys() for event in run["events"])
 
 

@@ -1,4 +1,8 @@
-"""The path of an OpenAI client: `vllm serve MODEL $(entropic vllm-args CONFIG)`."""
+"""The path of an OpenAI client: `vllm serve MODEL $(entropic vllm-args CONFIG)`.
+
+The server is started by its module: the command `vllm` of the CPU wheel asks for the version of a package
+that goes by another name there.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     counters.mkdir()
     here = Path(sys.executable).parent
     command = (
-        f"exec {here}/vllm serve {shlex.quote(os.environ['ENTROPIC_VLLM_MODEL'])} "
+        f"exec {sys.executable} -m vllm.entrypoints.openai.api_server "
+        f"--model {shlex.quote(os.environ['ENTROPIC_VLLM_MODEL'])} "
         f"$({here}/entropic vllm-args {shlex.quote(str(CONFIG))} --set backend.trace={trace}) "
         f"--served-model-name {MODEL} --port {port} --max-model-len 1024 --max-num-seqs 8 --enforce-eager"
     )
@@ -72,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             time.sleep(1)
         yield Server(url, trace)
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        process.terminate()
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
