@@ -284,6 +284,36 @@ def throughput() -> dict[str, Any]:
     return out
 
 
+def voluntary() -> dict[str, Any]:
+    """One seat, taken by a long request when a short one comes."""
+    trace = Path(sys.argv[2]).with_suffix(".jsonl")
+    trace.unlink(missing_ok=True)
+    backend = {**BACKEND, "voluntary_preemption": True, "trace": str(trace)}
+    priority = {"kind": "entropic", "patience": 30}
+    llm = engine({"backend": backend, "temperature": PI, "priority": priority}, max_num_seqs=1)
+    book = at_work(scheduler(llm).vllm_config).book  # type: ignore[union-attr]
+    add, step = llm.llm_engine.add_request, llm.llm_engine.step
+    prompts = chats(llm, *PROMPTS[:2])
+    add("long", prompts[0], sampling(200))
+    for _ in range(20):
+        step()
+    add("short", prompts[1], sampling(20))
+    finished = {}
+    while llm.llm_engine.has_unfinished_requests():
+        for output in step():
+            if output.finished:
+                finished[output.request_id] = len(output.outputs[0].token_ids)
+    book.settle()
+    seats = [*book._seats.values(), *book._parked.values()]
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    return {
+        "finished": finished,
+        "updates": sorted(seat.updates for seat in seats),
+        "events": [(event["event"], event["request"].partition("-")[0]) for event in events],
+        "why": [event["reason"] for event in events if event["event"] == "gave way"],
+    }
+
+
 def asynchronous() -> dict[str, Any]:
     """The asynchronous scheduler, two steps in flight, with a worker that is played: the CPU has none."""
     from vllm.v1.outputs import ModelRunnerOutput

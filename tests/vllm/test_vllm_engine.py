@@ -40,6 +40,19 @@ def test_preemption_loses_no_state(scenario: Scenario) -> None:
     assert all({"reason", "step", "request"} <= event.keys() for event in run["events"])
 
 
+def test_a_running_request_gives_way_where_that_is_wanted(scenario: Scenario) -> None:
+    run = scenario("voluntary")
+    assert list(run["finished"].items()) == [("short", 20), ("long", 200)]
+    assert run["updates"] == [20, 200]
+    assert run["events"] == [
+        ["admitted", "long"],
+        ["gave way", "long"],
+        ["admitted", "short"],
+        ["resumed", "long"],
+    ]
+    assert run["why"][0]
+
+
 def test_a_mixed_batch_is_done_sooner(
     scenario: Scenario, capsys: pytest.CaptureFixture[str]
 ) -> None:
