@@ -131,6 +131,25 @@ def preempt(scheduler: Any, request: Any, now: float) -> None:
     scheduler._preempt_request(request, now)
 
 
+def check_prunable(scheduler: Any) -> None:
+    """Refuse models whose KV cache is more than one set of blocks, each read as a whole.
+
+    Raises
+    ------
+    CapabilityError
+        For hybrid models and for those with sliding windows of their own.
+    """
+    kinds = [
+        type(manager).__name__
+        for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
+    ]
+    if kinds != ["FullAttentionManager"]:
+        raise CapabilityError(
+            f"pruning inside vLLM needs a model with full attention in all layers, and this one's KV cache "
+            f"is kept by {', '.join(kinds)}: set backend.prune to false"
+        )
+
+
 def free_blocks(scheduler: Any, request_id: str, numbers: list[int]) -> int:
     """Give blocks of a request back to the pool; returns how many it still held."""
     (manager,) = scheduler.kv_cache_manager.coordinator.single_type_managers

@@ -17,6 +17,7 @@ from entropic_control.backends.vllm.config import Settings
 from entropic_control.backends.vllm.decisions import Decisions
 from entropic_control.backends.vllm.ranking import Ranked, Ranking, View
 from entropic_control.backends.vllm.retention import retention
+from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority.base import Limits
 from entropic_control.errors import CapabilityError, ConfigError
 
@@ -54,6 +55,9 @@ class Entropic:
         self._ranking = Ranking(settings.priority)
         self._decisions = Decisions(settings.backend.trace)
         self._retention = retention(settings, vllm_config.cache_config.block_size)
+        self._freed: dict[str, tuple[Array, int]] = {}
+        if self._retention is not None:
+            compat.check_prunable(self)
         self._wishes: dict[str, int] = {}
         self._ranked: Ranked | None = None
         self._steps_since_ranked = 0
@@ -107,6 +111,7 @@ class Entropic:
         requests = self.requests
         if len(self._wishes) != len(requests):
             self._wishes = {id: wish for id, wish in self._wishes.items() if id in requests}
+            self._freed = {id: freed for id, freed in self._freed.items() if id in requests}
             self._ranking.forget_all_but(requests)
             self._ranked = None
 
@@ -207,17 +212,19 @@ class Entropic:
         for request in self.running:
             if request.num_computed_tokens < request.num_tokens - 1:
                 continue  # prefill reads whole sequences
+            id, again = request.request_id, request.num_preemptions
             dropped = self._retention.dropped(request.num_computed_tokens + 1)
-            freed = compat.free_blocks(self, request.request_id, dropped.tolist())
+            before, when = self._freed.get(id, (None, again))
+            if dropped is before and when == again:
+                continue
+            self._freed[id] = (dropped, again)
+            freed = compat.free_blocks(self, id, dropped.tolist())
             if freed:
                 self._decisions.freed(freed)
-                self._decisions.note(
-                    self.current_step,
-                    "pruned",
-                    request.request_id,
-                    blocks=freed,
-                    tokens=request.num_computed_tokens,
+                reason = (
+                    f"{self._settings.pruning.kind} at {request.num_computed_tokens + 1} tokens"
                 )
+                self._decisions.note(self.current_step, "pruned", id, blocks=freed, reason=reason)
 
 
 class EntropicScheduler(Entropic, SyncBase):  # type: ignore[misc, valid-type]
