@@ -11,7 +11,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 os.environ.update(
@@ -190,18 +190,29 @@ def _mixed(config: Any, **options: Any) -> dict[str, Any]:
     llm = engine(config, max_num_seqs=3, max_num_batched_tokens=256, **options)
     llm.generate(chats(llm, PROMPTS[0]), sampling(8), use_tqdm=False)  # warm
     jobs = [(LONG * 30, 80)] * 3 + [(PROMPTS[n % 8], 24) for n in range(9)]
+    own, work = scheduler(llm), [0]
+    schedule = own.schedule
+
+    def counting(*args: Any) -> Any:
+        out = schedule(*args)
+        work.append(work[-1] + out.total_num_scheduled_tokens)
+        return out
+
+    own.schedule = counting
     began = time.monotonic()
     for number, (prompt, tokens) in enumerate(jobs):
         llm.llm_engine.add_request(str(number), chats(llm, prompt)[0], sampling(tokens))
-    done: dict[str, float] = {}
+    done: dict[str, tuple[float, int]] = {}
     while llm.llm_engine.has_unfinished_requests():
         for output in llm.llm_engine.step():
             if output.finished:
-                done[output.request_id] = time.monotonic() - began
+                done[output.request_id] = (time.monotonic() - began, work[-1])
+    seconds, tokens_run = zip(*done.values(), strict=True)
     return {
-        "mean": sum(done.values()) / len(done),
-        "longest": max(done.values()),
         "requests": len(done),
+        "seconds": mean(seconds),
+        "work": mean(tokens_run),
+        "longest": max(tokens_run),
     }
 
 

@@ -63,12 +63,13 @@ def test_a_mixed_batch_is_done_sooner(
     )
     with capsys.disabled():
         for name, run in (("first-come", first), ("priority", priority), ("entropic", entropic)):
-            print(f"\nmixed batch, {name}: mean latency {run['mean']:.2f} s", end="")
-        print(f", {entropic['mean'] / first['mean']:.2f} of first-come")
+            print(f"\nmixed batch, {name}: mean latency {run['seconds']:.2f} s", end="")
+        print(f", {entropic['seconds'] / first['seconds']:.2f} of first-come")
     assert entropic["requests"] == first["requests"] == 12
-    assert entropic["mean"] <= 0.7 * first["mean"]
-    assert entropic["mean"] <= 0.7 * priority["mean"]
-    assert entropic["longest"] <= 1.25 * first["longest"]
+    # In tokens that the engine ran until a request was done: a busy machine does not change those.
+    assert entropic["work"] <= 0.7 * first["work"]
+    assert entropic["work"] <= 0.7 * priority["work"]
+    assert entropic["longest"] <= 1.05 * first["longest"]
 
 
 def test_the_asynchronous_scheduler_keeps_order_with_steps_in_flight(scenario: Scenario) -> None:
