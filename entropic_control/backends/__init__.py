@@ -4,6 +4,7 @@ from entropic_control.backends.base import Backend, BackendConfig, Capabilities,
 from entropic_control.backends.llama_cpp import LlamaCppConfig
 from entropic_control.backends.simulated import SimulatedConfig
 from entropic_control.backends.triton import TritonConfig
+from entropic_control.backends.vllm import VllmConfig
 
 __all__ = [
     "Backend",
@@ -14,4 +15,5 @@ __all__ = [
     "LlamaCppConfig",
     "SimulatedConfig",
     "TritonConfig",
+    "VllmConfig",
 ]

@@ -1,0 +1,77 @@
+"""Entropies of the rows of a logits tensor, on the device it is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.softmax import extremes, moments
+
+
+def measure(logits: Any, temperature: Array) -> Callable[[], Reading]:
+    """Measure softmax(logits / T) by rows.
+
+    Parameters
+    ----------
+    logits : torch.Tensor, shape (rows, vocab), float32
+        They may be overwritten as soon as this returns.
+    temperature : array, shape (rows,)
+        T of each row.
+
+    Returns
+    -------
+    function
+        Gives the reading; on an accelerator that waits for the device. Surprisals are NaN: tokens are
+        not known here.
+    """
+    if logits.device.type == "cpu":
+        columns = _on_host(logits.detach().numpy(), temperature)
+        return lambda: _reading(columns, temperature)
+    on_device = _on_device(logits, temperature)
+    return lambda: _reading(on_device.double().cpu().numpy(), temperature)
+
+
+def _on_host(logits: Array, temperature: Array) -> Array:
+    """Row by row through the cache: at 16 rows of 49,152 that is 2 ms, and 30 ms as one batch in torch."""
+    columns = np.full((4, len(logits)), np.nan)
+    columns[3] = 0
+    for row, (z, t) in enumerate(zip(logits, temperature.tolist(), strict=True)):
+        ends = extremes(z)
+        if ends.valid:
+            at = moments(z, t, ends)
+            raw = at if t == 1.0 else moments(z, 1.0, ends, spread=False)
+            columns[:, row] = at.entropy, at.varentropy, raw.entropy, at.live
+    return columns
+
+
+def _on_device(logits: Any, temperature: Array) -> Any:
+    import torch
+
+    from entropic_control.kernels.entropy import entropy
+
+    t = torch.from_numpy(temperature.astype(np.float32)).to(logits.device, non_blocking=True)
+    at = entropy(logits, t)
+    return torch.stack([at.entropy, at.varentropy, at.raw_entropy, at.live.float()])
+
+
+def _reading(columns: Array, temperature: Array) -> Reading:
+    entropy, varentropy, raw, live = columns
+    unknown = np.full(len(temperature), np.nan)
+    return Reading(
+        entropy=entropy,
+        varentropy=varentropy,
+        raw_entropy=raw,
+        lower=entropy,
+        upper=entropy,
+        tail_mass=np.zeros(len(temperature)),
+        live=live.astype(np.int64),
+        realized_entropy=entropy,
+        surprisal=unknown,
+        raw_surprisal=unknown,
+        temperature=temperature,
+        valid=live > 0,
+    )
