@@ -209,7 +209,12 @@ class Triton:
         """One token and a chunk of two: makes the pools, and refuses what cannot run before a request."""
         for size in (1, 2):
             chunk = Chunk(0, 0, np.zeros(size, np.int32), True)
-            self.forward([chunk])
+            try:
+                self.forward([chunk])
+            except DecodeError as error:
+                raise CapabilityError(
+                    f"{type(self._model).__name__} cannot run on a paged cache: {error}"
+                ) from error
             self.release(0)
         if missing := self._storage.missing:
             raise CapabilityError(
@@ -342,6 +347,18 @@ class Triton:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def greedy(self, logits: Sequence[Any]) -> list[int]:
+        """The most probable tokens of resident logits: the least that sampling can cost."""
+        from entropic_control.backends.paged.drawing import joined
+
+        tokens: list[int] = joined(logits).argmax(-1).tolist()
+        return tokens
+
+    def occupy(self, slot: int, numbers: Sequence[int], length: int) -> None:
+        """Let a slot hold blocks whose keys and values were never computed: for timing."""
+        self.release(slot)
+        self._tables[slot] = self._pool.fill(numbers, length)
 
     @contextmanager
     def plain(self) -> Iterator[Any]:
