@@ -87,6 +87,11 @@ def located(name: str) -> str:
                 f"{name!r} holds no config.json: give a directory of transformers' format"
             )
         return str(path)
+    if name not in models.KNOWN and not name.startswith("hf://") and not path.exists():
+        raise ModelError(
+            f"no model at {name!r}: give a directory of transformers' format, hf://owner/repo, a GGUF "
+            f"file, or one of {', '.join(models.KNOWN)}"
+        )
     return str(converted(models.resolve(name)))
 
 
