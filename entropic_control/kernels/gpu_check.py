@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from entropic_control.kernels import _triton
@@ -495,6 +496,8 @@ def unreachable() -> str:
         return f"torch {torch.__version__} sees no CUDA device"
     if not _triton.AVAILABLE:
         return "triton is not installed"
+    if find_spec("transformers") is None:
+        return "transformers is not installed"
     if _triton.INTERPRETED:
         return "TRITON_INTERPRET is set; unset it"
     return ""
