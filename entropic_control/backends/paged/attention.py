@@ -84,6 +84,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         self.attend = attend
         self.step: Step | None = None
         """The step at work."""
+        self.windows: dict[int, int | None] = {}
+        """The sliding window that each layer asked for; a layer that never asked is not here."""
         super().__init__(layers=[PagedLayer(layer, self) for layer in range(layers)])
 
 
@@ -121,6 +123,7 @@ def attention(
     if not getattr(module, "is_causal", True):
         raise CapabilityError(f"{type(module).__name__} is not causal: it cannot decode")
     pools = cache.storage[module.layer_idx]
+    cache.windows[module.layer_idx] = sliding_window
     out = cache.attend(query[0].transpose(0, 1), pools, cache.step, scaling, sliding_window)
     return out[None], None
 

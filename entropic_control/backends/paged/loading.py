@@ -55,9 +55,8 @@ def load(name: str, device: Any, dtype: Any = None, tokenizer: str | None = None
     """
     source = located(name)
     model = _load_model(source, name, dtype or (torch.float32 if device.type == "cpu" else "auto"))
-    found = _load_tokenizer(
-        located(tokenizer) if tokenizer else source, asked=tokenizer is not None
-    )
+    place = _tokenizer_place(tokenizer) if tokenizer else source
+    found = _load_tokenizer(place, asked=tokenizer is not None)
     check_tokenizer(model, found)
     try:
         return Loaded(model.to(device).eval(), found)
@@ -88,6 +87,11 @@ def located(name: str) -> str:
                 f"{name!r} holds no config.json: give a directory of transformers' format"
             )
         return str(path)
+    if name not in models.KNOWN and not name.startswith("hf://") and not path.exists():
+        raise ModelError(
+            f"no model at {name!r}: give a directory of transformers' format, hf://owner/repo, a GGUF "
+            f"file, or one of {', '.join(models.KNOWN)}"
+        )
     return str(converted(models.resolve(name)))
 
 
@@ -167,6 +171,11 @@ def _load_model(source: str, name: str, dtype: Any) -> Any:
 
 def _belongs(module: Any, parameter: Any) -> bool:
     return module is not None and any(parameter is own for own in module.parameters())
+
+
+def _tokenizer_place(name: str) -> str:
+    path = Path(name).expanduser()
+    return str(path) if path.is_dir() else located(name)  # it need not hold a model besides
 
 
 def _load_tokenizer(source: str, *, asked: bool) -> Any:

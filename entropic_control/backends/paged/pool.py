@@ -21,17 +21,42 @@ class Table:
     """The blocks that one sequence holds, in order of position."""
 
     def __init__(self) -> None:
-        self.numbers: list[int] = []
-        """Block n covers positions [16 n, 16 n + 16) of the sequence; rising."""
-        self.blocks: list[int] = []
-        """Where each of them lies in the pool."""
+        # Arrays, because a step reads thousands of entries and changes one or none.
+        self._store = np.zeros((2, 16), np.int32)
+        self._count = 0
         self.length = 0
         """Tokens the sequence has seen, evicted ones too."""
 
     @property
+    def numbers(self) -> Array:
+        """Block n covers positions [16 n, 16 n + 16) of the sequence; rising, shape (blocks,), int32."""
+        return self._store[0, : self._count]
+
+    @property
+    def blocks(self) -> Array:
+        """Where each of them lies in the pool, shape (blocks,), int32."""
+        return self._store[1, : self._count]
+
+    def append(self, numbers: Sequence[int] | Array, blocks: Sequence[int] | Array) -> None:
+        """Add blocks behind the others."""
+        count = self._count + len(blocks)
+        if count > self._store.shape[1]:
+            grown = np.zeros((2, 2 * count), np.int32)
+            grown[:, : self._count] = self._store[:, : self._count]
+            self._store = grown
+        self._store[:, self._count : count] = [numbers, blocks]
+        self._count = count
+
+    def keep(self, mask: Array) -> None:
+        """Drop the blocks that the mask leaves out."""
+        left = self._store[:, : self._count][:, mask]
+        self._count = left.shape[1]
+        self._store[:, : self._count] = left
+
+    @property
     def cells(self) -> int:
         """Tokens whose keys and values are held."""
-        return len(self.blocks) * BLOCK - self.slack
+        return self._count * BLOCK - self.slack
 
     @property
     def slack(self) -> int:
@@ -40,7 +65,7 @@ class Table:
 
     def positions(self) -> Array:
         """The positions held, rising."""
-        each = np.array(self.numbers, np.int64)[:, None] * BLOCK + np.arange(BLOCK)
+        each = self.numbers[:, None].astype(np.int64) * BLOCK + np.arange(BLOCK)
         flat = each.ravel()
         return flat[flat < self.length]
 
@@ -109,14 +134,13 @@ class BlockPool:
         growth = self.growth(table, tokens)
         copy = None
         if growth.copied:
-            source, (target,) = table.blocks[-1], self._take(1)
+            source, (target,) = int(table.blocks[-1]), self._take(1)
             self._owners[source] -= 1
             table.blocks[-1] = target
             copy = source, target
         new = growth.fresh - growth.copied
         first = -(-table.length // BLOCK)
-        table.numbers += range(first, first + new)
-        table.blocks += self._take(new)
+        table.append(range(first, first + new), self._take(new))
         table.length += tokens
         return copy
 
@@ -131,25 +155,24 @@ class BlockPool:
 
     def truncate(self, table: Table, length: int) -> None:
         """Forget the positions from `length` on."""
-        keep = sum(number * BLOCK < length for number in table.numbers)
-        self._drop(table.blocks[keep:])
-        del table.blocks[keep:], table.numbers[keep:]
+        keep = table.numbers * BLOCK < length
+        self._drop(table.blocks[~keep].tolist())
+        table.keep(keep)
         # Without its last block the sequence ends where the blocks do.
-        table.length = min(length, table.numbers[-1] * BLOCK + BLOCK) if keep else 0
+        table.length = min(length, int(table.numbers[-1] + 1) * BLOCK) if keep.any() else 0
 
     def evict(self, table: Table, start: int, stop: int) -> None:
         """Give up the blocks within [start, stop), both on block borders."""
-        inside = [start <= number * BLOCK < stop for number in table.numbers]
-        pairs = list(zip(table.numbers, table.blocks, inside, strict=True))
-        self._drop([block for _, block, out in pairs if out])
-        table.numbers = [number for number, _, out in pairs if not out]
-        table.blocks = [block for _, block, out in pairs if not out]
+        first = table.numbers * BLOCK
+        inside = (start <= first) & (first < stop)
+        self._drop(table.blocks[inside].tolist())
+        table.keep(~inside)
 
     def share(self, table: Table, length: int) -> Table:
         """A second table over the first `length` positions, on the same blocks."""
         other = Table()
-        keep = sum(number * BLOCK < length for number in table.numbers)
-        other.numbers, other.blocks = table.numbers[:keep], table.blocks[:keep]
+        keep = table.numbers * BLOCK < length
+        other.append(table.numbers[keep], table.blocks[keep])
         other.length = length
         self._owners[other.blocks] += 1
         return other
@@ -165,7 +188,7 @@ class BlockPool:
         if len(numbers) > self.free:
             raise NoRoom(1, f"{len(numbers)} KV blocks are needed, {self.free} are free")
         table = Table()
-        table.numbers, table.blocks = list(numbers), self._take(len(numbers))
+        table.append(numbers, self._take(len(numbers)))
         table.length = length
         return table
 
@@ -179,5 +202,5 @@ class BlockPool:
         return taken
 
     def _drop(self, blocks: Sequence[int]) -> None:
-        self._owners[list(blocks)] -= 1
+        self._owners[list(blocks)] -= 1  # each once: a table holds no block twice
         self._free += [block for block in blocks if self._owners[block] == 0]

@@ -65,7 +65,7 @@ class Runner:
         if score:
             masses = dict(zip(order, zip(rows, step.masses(), strict=False), strict=False))
             looked = [
-                Attention(masses[at][0].numbers, masses[at][1])
+                Attention(masses[at][0].numbers.copy(), masses[at][1])
                 if chunk.score and at in masses
                 else None
                 for at, chunk in enumerate(chunks)

@@ -28,21 +28,18 @@ class Row(NamedTuple):
 
     @property
     def numbers(self) -> Array:
-        return _chosen(self.table.numbers, self.attend)
+        numbers = self.table.numbers
+        return numbers if self.attend is None else numbers[self.attend]
 
     @property
     def blocks(self) -> Array:
-        return _chosen(self.table.blocks, self.attend)
+        blocks = self.table.blocks
+        return blocks if self.attend is None else blocks[self.attend]
 
     @property
     def start(self) -> int:
         """Position of the first new token."""
         return self.table.length - len(self.tokens)
-
-
-def _chosen(items: Sequence[int], mask: Array | None) -> Array:
-    array = np.asarray(items, np.int32)
-    return array if mask is None else array[mask]
 
 
 class Lists(NamedTuple):
@@ -259,7 +256,7 @@ def new_cells(row: Row) -> Array:
     position = np.arange(row.start, row.table.length)
     # The new tokens lie in the table's last blocks.
     back = position // BLOCK - (row.table.length - 1) // BLOCK - 1
-    block = np.asarray(row.table.blocks, np.int64)[back]
+    block = row.table.blocks[back].astype(np.int64)
     return np.asarray(block * BLOCK + position % BLOCK)
 
 

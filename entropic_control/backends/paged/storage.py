@@ -86,12 +86,12 @@ class Storage:
             flat = [pool for pools in self._layers if pools is not None for pool in pools]
             copy_blocks(flat, sources, targets, mode=self._mode)
 
-    def take(self, blocks: Sequence[int]) -> list[Array]:
+    def take(self, blocks: Array) -> list[Array]:
         """The content of blocks as bytes, one array a pool."""
         at = self._index(blocks)
         return [_bytes(pool[at]) for pools in self._layers if pools is not None for pool in pools]
 
-    def put(self, blocks: Sequence[int], contents: Sequence[Array]) -> None:
+    def put(self, blocks: Array, contents: Sequence[Array]) -> None:
         """Write back what `take` gave.
 
         Raises
@@ -112,9 +112,9 @@ class Storage:
             data = torch.from_numpy(content.copy()).view(pool.dtype).view(shape)
             pool[at] = data.to(pool.device)
 
-    def _index(self, blocks: Sequence[int]) -> Any:
+    def _index(self, blocks: Array) -> Any:
         device = next(pools.keys.device for pools in self._layers if pools is not None)
-        return torch.tensor(list(blocks), dtype=torch.int64, device=device)
+        return torch.from_numpy(blocks.astype(np.int64)).to(device)
 
 
 def _bytes(tensor: Any) -> Array:
