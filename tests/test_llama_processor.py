@@ -196,7 +196,9 @@ def test_a_grammar_is_refused(llm: Any) -> None:
     processor = entropic_logits_processor(PI)
     with pytest.raises(CapabilityError, match="grammar acts behind"):
         completed(llm, processor, grammar=grammar)
-    answer = llm.create_completion(PROMPT, max_tokens=3, grammar=grammar, logits_processor=processor)
+    answer = llm.create_completion(
+        PROMPT, max_tokens=3, grammar=grammar, logits_processor=processor
+    )
     assert answer["choices"][0]["text"] in ("yes", "no")
     assert isinstance(processor.error, CapabilityError)
 
@@ -241,9 +243,13 @@ def broken(at: int, value: float) -> Any:
 def test_a_row_that_is_no_distribution_moves_no_state(llm: Any, value: float) -> None:
     processor = entropic_logits_processor(PI)
     states: list[Any] = []
-    chain = [broken(10, value), lambda ids, scores: states.append(processor.state) or scores]
+
+    def watch(input_ids: Array, scores: Array) -> Array:
+        states.append(processor.state)
+        return scores
+
     with pytest.raises(LogitsError, match="token 10 has no usable distribution"):
-        completed(llm, processor, logits_processor=[*chain, processor])
+        completed(llm, processor, logits_processor=[broken(10, value), watch, processor])
     assert len(processor.trace["token"]) == 10
     assert processor.state is states[10] is not states[9]
 
@@ -270,9 +276,7 @@ def test_chats_and_streams(llm: Any) -> None:
     assert processor.error is None
     assert len(processor.trace["token"]) > 3
     text = completed(llm, processor)
-    parts = llm.create_completion(
-        PROMPT, max_tokens=30, seed=5, stream=True, **processor.arguments
-    )
+    parts = llm.create_completion(PROMPT, max_tokens=30, seed=5, stream=True, **processor.arguments)
     assert "".join(part["choices"][0]["text"] for part in parts) == text
 
 

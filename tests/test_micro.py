@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,10 @@ def test_every_source_gives_the_same_parts(tmp_path: Path) -> None:
     path.write_text(dump_config(config))
     parts = micro_of(config)
     assert (parts.temperature, parts.truncation) == (PI, TopK(k=7))
-    mapping = {"temperature": {"kind": "pi", "target": 1.3}, "truncation": {"kind": "top_k", "k": 7}}
+    mapping = {
+        "temperature": {"kind": "pi", "target": 1.3},
+        "truncation": {"kind": "top_k", "k": 7},
+    }
     for source in (path, str(path), mapping, config.model_dump(mode="json")):
         assert micro_of(source) == parts
 
@@ -141,3 +147,25 @@ def test_starting_again_forgets() -> None:
         np.testing.assert_array_equal(column, first[name], name)
     loop.start(1)
     assert all(len(column) == 0 for column in loop.trace.values())
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_without_transformers_the_import_says_what_to_install(missing: str) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+from entropic_control.errors import CapabilityError
+try:
+    import entropic_control.backends.transformers
+except CapabilityError as error:
+    print(error)
+"""
+    root = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert "pip install 'entropic-control[gpu]'" in done.stdout

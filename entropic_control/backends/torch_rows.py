@@ -8,7 +8,7 @@ import numpy as np
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import Distribution, Reading
-from entropic_control.controllers.softmax import GREEDY, moments
+from entropic_control.controllers.softmax import GREEDY, invalid, moments
 from entropic_control.controllers.temperature.base import Command
 from entropic_control.kernels._torch import torch
 from entropic_control.kernels.entropy import entropy
@@ -53,19 +53,19 @@ def measure(z: Any, command: Command, cut: Any) -> Measured:
     if early:
         z = z.masked_fill(~_kept(z, torch.ones_like(warm), cut), -torch.inf)
         at = entropy(z, temperature, raw=False)
-    behind = []
+    of = at
     if late:
-        behind.append(_kept(z, warm, cut))
+        z = z.masked_fill(~_kept(z, warm, cut), -torch.inf)
+        of = entropy(z, temperature, raw=False)
     if command.max_surprisal is not None:
         limit = torch.as_tensor(command.max_surprisal, dtype=torch.float32).to(z.device)
-        surprisal = at.log_norm[:, None] - (z - at.peak[:, None]) / warm[:, None]
-        behind.append((surprisal <= limit[:, None]) | _first(z == at.peak[:, None]))
-    if (command.temperature <= GREEDY).any():
-        behind.append((temperature > GREEDY)[:, None] | _first(z == at.peak[:, None]))
-    of = at
-    if behind:
-        z = z.masked_fill(~torch.stack(behind).all(0), -torch.inf)
+        surprisal = of.log_norm[:, None] - (z - of.peak[:, None]) / warm[:, None]
+        within = (surprisal <= limit[:, None]) | _first(z == of.peak[:, None])
+        z = z.masked_fill(~within, -torch.inf)
         of = entropy(z, temperature, raw=False)
+    if (command.temperature <= GREEDY).any():
+        chosen = (temperature > GREEDY)[:, None] | _first(z == of.peak[:, None])
+        z = z.masked_fill(~chosen, -torch.inf)
     log_sum_exp = of.log_norm + of.peak / warm
     columns = (
         at.entropy,
@@ -103,10 +103,9 @@ def _kept(z: Any, temperature: Any, cut: Any) -> Any:
     if cut.kind in _SETTINGS:
         setting = {cut.kind: getattr(cut, _SETTINGS[cut.kind])}
         return keep_reference(z, temperature, truncation(len(z), z.device, **setting))
+    # A kind that numpy alone knows.
     rows = zip(z.cpu().numpy(), temperature.tolist(), strict=True)
-    masks = [
-        cut.keep(row, moments(row, t)) for row, t in rows
-    ]  # a kind that is known to numpy alone
+    masks = [row == row if invalid(row) else cut.keep(row, moments(row, t)) for row, t in rows]
     return torch.as_tensor(np.stack(masks)).to(z.device)
 
 
