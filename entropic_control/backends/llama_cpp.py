@@ -26,6 +26,9 @@ from entropic_control.backends.base import (
 )
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.dimensions import Dimensions
+from entropic_control.backends.llama_cpp_processor import (
+    entropic_logits_processor as entropic_logits_processor,
+)
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import surprisals
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom

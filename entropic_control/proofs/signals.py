@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from entropic_control.controllers.base import Array
-from entropic_control.errors import TraceError
+from entropic_control.errors import CapabilityError, TraceError
 
 
 class Signals(NamedTuple):
@@ -33,13 +33,15 @@ def signals(source: str | Path | Mapping[str, ArrayLike]) -> list[Signals]:
     Parameters
     ----------
     source : path or mapping
-        A run directory with a `trace.jsonl`, or columns: entropy, temperature, and optionally
-        varentropy, request, token and target.
+        A run directory with a `trace.jsonl` or `trace.parquet`, such a file, or columns: entropy,
+        temperature, and optionally varentropy, request, token and target.
 
     Raises
     ------
     TraceError
         If the trace is missing, empty, lacks a column, or holds NaN or a temperature of zero.
+    CapabilityError
+        For Parquet without pyarrow.
     """
     columns = _read(Path(source)) if isinstance(source, (str, Path)) else dict(source)
     for name in ("entropy", "temperature"):
@@ -91,21 +93,55 @@ def _refuse_nan(name: str, column: Array, request: Array, token: Array) -> None:
         )
 
 
-def _read(directory: Path) -> dict[str, ArrayLike]:
-    path = directory / "trace.jsonl" if directory.is_dir() else directory
+_WANTED = ("request", "token", "entropy", "varentropy", "temperature", "target")
+
+
+def _read(source: Path) -> dict[str, ArrayLike]:
+    path = _trace_in(source) if source.is_dir() else source
+    read = _parquet if path.suffix == ".parquet" else _json_lines
     try:
-        lines: Iterable[str] = path.read_text(encoding="utf-8").splitlines()
+        columns = read(path)
     except OSError as error:
-        raise TraceError(f"no trace at {str(path)!r}: {error.strerror}") from None
-    wanted = ("request", "token", "entropy", "varentropy", "temperature", "target")
+        raise TraceError(f"no trace at {str(path)!r}: {error.strerror or error}") from None
+    if columns is None:
+        raise TraceError(f"the trace at {str(path)!r} is empty")
+    return columns
+
+
+def _trace_in(directory: Path) -> Path:
+    """The trace of a run, in whichever format it was written; the lines if in both."""
+    lines, parquet = directory / "trace.jsonl", directory / "trace.parquet"
+    if not lines.is_file() and not parquet.is_file():
+        raise TraceError(f"no trace.jsonl or trace.parquet in {str(directory)!r}")
+    return lines if lines.is_file() else parquet
+
+
+def _json_lines(path: Path) -> dict[str, ArrayLike] | None:
     try:
-        rows = [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
         raise TraceError(f"{str(path)!r} is no JSON lines file: {error}") from None
     if not rows:
-        raise TraceError(f"the trace at {str(path)!r} is empty")
+        return None
+    if not all(isinstance(row, dict) for row in rows):
+        raise TraceError(f"{str(path)!r} is no trace: its lines must hold one object each")
     return {
         name: [np.nan if row.get(name) is None else row[name] for row in rows]
-        for name in wanted
+        for name in _WANTED
         if name in rows[0]
     }
+
+
+def _parquet(path: Path) -> dict[str, ArrayLike] | None:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise CapabilityError(
+            "Parquet needs pyarrow: pip install 'entropic-control[parquet]'"
+        ) from error
+    try:
+        known = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in _WANTED if name in known])
+    except ArrowInvalid as error:
+        raise TraceError(f"{str(path)!r} is no Parquet file: {error}") from None
+    return {name: table[name].to_numpy() for name in table.column_names} if len(table) else None
