@@ -149,11 +149,11 @@ class Paper:
                 able.vocab,
             )
             if need > available:
-                others = [other for other in self._chosen if other != name]
+                others = " ".join(other for other in self._chosen if other != name)
                 raise CapabilityError(
                     f"workload '{name}' needs about {need / 2**30:.1f} GiB of memory and "
-                    f"{available / 2**30:.1f} GiB are available: free some, or leave it out "
-                    f"(--workloads {' '.join(others)})"
+                    f"{available / 2**30:.1f} GiB are available: free some"
+                    + (f", or leave it out (--workloads {others})" if others else "")
                 )
 
     def _manifest(self, quick: bool, backend: Backend) -> dict[str, Any]:

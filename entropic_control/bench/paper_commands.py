@@ -116,7 +116,7 @@ def _peers(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / "peers.json", summary)
     for peer, reason in summary["missing"].items():
-        remarks.print(f"{peer} was left out: {reason}", highlight=False)
+        remarks.print(f"{peer} was left out: {escape(reason)}", highlight=False)
     if args.json:
         print(json.dumps(summary, indent=2))
         return 0
