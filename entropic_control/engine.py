@@ -16,7 +16,7 @@ from entropic_control import persistence
 from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
 from entropic_control.backends.cost import Shape
 from entropic_control.config import Config, describe
-from entropic_control.controllers.base import Array
+from entropic_control.controllers.base import Array, Controller
 from entropic_control.controllers.priority import Candidates, FirstCome, Limits
 from entropic_control.controllers.state import stack
 from entropic_control.errors import (
@@ -70,7 +70,7 @@ class Engine:
         self._live: list[Work] = []
         self._coming: list[Work] = []
         self._seats = Seats(self.backend, self._preempted)
-        self._loops = Loops(config, dry_run=dry_run)
+        self._loops = Loops(config, self.backend, dry_run=dry_run)
         self._step_number = 0
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
@@ -87,16 +87,23 @@ class Engine:
     def _check_capabilities(self) -> None:
         able = self.backend.capabilities
         pruning, speculation = self.config.pruning, self.config.speculation
-        if pruning.prunes and not able.can_evict:
-            raise CapabilityError(
-                f"backend '{able.name}' cannot evict parts of this model's KV cache, so "
-                f"pruning '{pruning.kind}' cannot run on it: set pruning to 'none'"
-            )
-        if speculation.drafts and not able.can_rollback:
-            raise CapabilityError(
-                f"backend '{able.name}' cannot take back tokens that this model was fed, so "
-                f"speculation '{speculation.kind}' cannot run on it: set speculation to 'none'"
-            )
+
+        def check(needed: bool, able_to: bool, what: str, part: Controller, remedy: str) -> None:
+            if needed and not able_to:
+                raise CapabilityError(
+                    f"backend '{able.name}' cannot {what}, so {part.family} '{part.kind}' cannot run "
+                    f"on it: {remedy}"
+                )
+
+        evict, draft = "evict parts of this model's KV cache", "take back tokens that it was fed"
+        select, watch = "attend to some of the KV blocks only", "measure the attention of KV blocks"
+        other = "choose another kind, or the triton backend"
+        check(pruning.prunes, able.can_evict, evict, pruning, "set pruning to 'none'")
+        check(pruning.selects, able.can_select, select, pruning, other)
+        check(pruning.needs_attention, able.can_score_attention, watch, pruning, other)
+        check(
+            speculation.drafts, able.can_rollback, draft, speculation, "set speculation to 'none'"
+        )
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -410,6 +417,9 @@ class Engine:
             work.ledger.extend(len(chunk.tokens) - chunk.drafts)
             if surprisal is not None:
                 work.ledger.record(chunk.start + 1, surprisal)
+        for (work, _), looked in zip(chosen, forward.attention, strict=False):
+            if looked is not None:
+                work.ledger.attended(looked.number, looked.mass)
         return results, forward.seconds
 
     def _chunk(self, work: Work, tokens: int) -> Chunk:
@@ -421,6 +431,8 @@ class Engine:
             sample=work.prompt_left <= tokens,
             following=work.following(tokens),
             drafts=len(work.draft),
+            attend=self._loops.selected(work),
+            score=self._loops.watches(work),
         )
 
     def _one_by_one(
@@ -432,7 +444,7 @@ class Engine:
         for pair in chosen:
             alone, seconds = self._forward([pair], events)
             total += seconds
-            results += [(w, c, [row.copy() for row in rows], s) for w, c, rows, s in alone]
+            results += [(w, c, [_kept(row) for row in rows], s) for w, c, rows, s in alone]
         return results, total
 
     def _resync(self, work: Work, error: DecodeError, events: list[Event]) -> None:
@@ -495,7 +507,7 @@ class Engine:
         work.tokens.append(token)
         if work.first_token is None:
             work.first_token = self.backend.now()
-        if self.backend.is_end(token):
+        if self.backend.is_end(token) and not work.request.ignore_eos:
             events.append(Token(work.id, token, ""))
             self._finish(work, "end", events)
             return
@@ -577,6 +589,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _kept(logits: Any) -> Any:
+    """A copy of a row of logits, an array or a tensor on the device."""
+    return logits.copy() if isinstance(logits, np.ndarray) else logits.clone()
 
 
 _Result = tuple[Work, Chunk, list[Array], Array | None]

@@ -7,6 +7,9 @@ import numpy as np
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.pruning import BLOCK, Blocks
 
+_FADE = 0.1
+"""Weight of the newest token's attention in a block's mean."""
+
 
 class Ledger:
     """Which blocks of one sequence are in the KV cache.
@@ -22,6 +25,7 @@ class Ledger:
         self.length = 0
         self._held = np.zeros(blocks, np.bool_)
         self._surprisal = np.zeros(blocks)
+        self._attention = np.full(blocks, np.nan)
 
     @property
     def blocks(self) -> int:
@@ -45,10 +49,23 @@ class Ledger:
         block = np.arange(start, start + len(surprisal)) // BLOCK
         np.fmax.at(self._surprisal, block, surprisal)
 
+    @property
+    def watched(self) -> bool:
+        """Whether any block's attention was measured."""
+        return not np.isnan(self._attention).all()
+
+    def attended(self, number: Array, mass: Array) -> None:
+        """Note the share of a token's attention that each of some blocks got."""
+        before = self._attention[number]
+        faded = np.where(np.isnan(before), mass, before + _FADE * (mass - before))
+        self._attention[number] = faded
+
     def view(self) -> Blocks:
         """The blocks as pruning sees them."""
         number = np.flatnonzero(self._held)
-        return Blocks(number, self._surprisal[number], self.length, self.cells)
+        return Blocks(
+            number, self._surprisal[number], self.length, self.cells, self._attention[number]
+        )
 
     def runs(self, keep: Array) -> list[tuple[int, int]]:
         """Position ranges [start, stop) of the held blocks that the mask `keep` leaves out."""
@@ -80,6 +97,7 @@ class Ledger:
             "length": np.array(self.length),
             "held": self._held.copy(),
             "surprisal": self._surprisal.copy(),
+            "attention": self._attention.copy(),
         }
 
     def adopt(self, arrays: dict[str, Array]) -> None:
@@ -87,3 +105,4 @@ class Ledger:
         self.length = int(arrays["length"])
         self._held = arrays["held"].astype(np.bool_)
         self._surprisal = arrays["surprisal"].astype(np.float64)
+        self._attention = arrays["attention"].astype(np.float64)

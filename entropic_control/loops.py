@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from entropic_control.backends.base import Backend
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import measure, truncated_before
@@ -16,6 +17,7 @@ from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature import Command
+from entropic_control.drawing import DeviceDraw
 from entropic_control.sequence import Sequence as Work
 
 
@@ -42,14 +44,19 @@ class Loops:
     ----------
     config : Config
         Whose controllers they are.
+    backend : Backend, optional
+        Where the logits live; the controllers run there too if it and they can.
     dry_run : bool
         Update every controller, but sample at the temperature the controller starts from; at 1 if
         it would choose that from the logits.
     """
 
-    def __init__(self, config: Config, *, dry_run: bool = False) -> None:
+    def __init__(
+        self, config: Config, backend: Backend | None = None, *, dry_run: bool = False
+    ) -> None:
         self.config = config
         self._dry_run = dry_run
+        self._device = None if dry_run else DeviceDraw.of(config, backend)
 
     def enter(self, work: Work) -> None:
         """Give a sequence fresh states, with its own settings where it has any."""
@@ -62,6 +69,19 @@ class Loops:
         pruning, expected = self.config.pruning, len(work.prompt) + work.limit
         work.measured = pruning.needs_surprisal and pruning.due(-(-expected // BLOCK), expected)
 
+    def watches(self, work: Work) -> bool:
+        """Whether the attention of the sequence's next token is wanted."""
+        return self.config.pruning.needs_attention and not work.prompt_left
+
+    def selected(self, work: Work) -> Array | None:
+        """Numbers of the blocks that the sequence's next token attends to; None for all."""
+        pruning = self.config.pruning
+        if not pruning.selects or self._dry_run or work.prompt_left:
+            return None
+        view = work.ledger.view()
+        mask = pruning.select(work.pruning, view)
+        return None if mask is None else view.number[mask]
+
     def step(self, works: Sequence[Work], logits: list[Array]) -> Sampled:
         """Measure each row, draw its token, and update its controllers.
 
@@ -69,15 +89,8 @@ class Loops:
         """
         config, count = self.config, len(works)
         state = stack([work.temperature for work in works])
-        command = self._command(works, state, logits)
-        measured = measure(logits, command, config.estimator, config.truncation)
-        valid = measured.reading.valid.tolist()
-        tokens = [
-            measured.draw(row, uniform(work.seed, len(work.tokens))) if valid[row] else -1
-            for row, work in enumerate(works)
-        ]
-        reading = measured.completed(tokens)
-        commanded, state = config.temperature.update(state, reading)
+        draw = self._draw if self._device is None else self._device
+        tokens, reading, command, commanded, state = draw(works, logits, state)
         _, priority = config.priority.update(stack([w.priority for w in works]), reading)
         prunable, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
         states = zip(
@@ -93,6 +106,21 @@ class Loops:
         before = np.array([work.raw_entropy for work in works])
         passed = fall(before, reading.raw_entropy)
         return Sampled(tokens, reading, command, commanded, state, passed)
+
+    def _draw(
+        self, works: Sequence[Work], logits: list[Array], state: Any
+    ) -> tuple[list[int], Reading, Command, Array, Any]:
+        config = self.config
+        command = self._command(works, state, logits)
+        measured = measure(logits, command, config.estimator, config.truncation)
+        valid = measured.reading.valid.tolist()
+        tokens = [
+            measured.draw(row, uniform(work.seed, len(work.tokens))) if valid[row] else -1
+            for row, work in enumerate(works)
+        ]
+        reading = measured.completed(tokens)
+        commanded, state = config.temperature.update(state, reading)
+        return tokens, reading, command, commanded, state
 
     def _command(self, works: Sequence[Work], state: Any, logits: list[Array]) -> Command:
         temperature = self.config.temperature

@@ -146,7 +146,7 @@ def _rebuild(engine: Engine, described: dict[str, Any], arrays: dict[str, Array]
     work.preemptions = described["preemptions"]
     for token in work.tokens:
         work.text.feed(engine.backend.piece(token))
-    work.ledger.adopt({name: arrays[f"ledger/{name}"] for name in ("length", "held", "surprisal")})
+    work.ledger.adopt({name: arrays[f"ledger/{name}"] for name in work.ledger.export()})
     if "kv" in arrays:
         work.swapped = arrays["kv"].tobytes()
     for family in STATES:

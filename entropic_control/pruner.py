@@ -17,12 +17,12 @@ Note = Callable[..., Any]
 
 def is_due(work: Work, pruning: Pruning) -> bool:
     """Whether the controller finds a sequence worth pruning, and lets it be pruned now."""
-    return work.prunable and pruning.due(work.ledger.blocks, work.ledger.length)
+    return work.prunable and _due(work, pruning)
 
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    if work.slot is None or work.prompt_left or not is_due(work, pruning):
+    if work.slot is None or not is_due(work, pruning):
         return
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
@@ -39,13 +39,19 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
-    if work.observed or work.prompt_left:
-        return
-    if not pruning.due(work.ledger.blocks, work.ledger.length):
+    if work.observed or not _due(work, pruning):
         return
     work.observed = True
     runs = work.ledger.runs(pruning.keep(work.ledger.view()))
     note("would_prune", work, cells=sum(stop - start for start, stop in runs))
+
+
+def _due(work: Work, pruning: Pruning) -> bool:
+    if work.prompt_left or not pruning.prunes:
+        return False
+    if pruning.needs_attention and not work.ledger.watched:
+        return False  # nothing is known of its blocks yet
+    return pruning.due(work.ledger.blocks, work.ledger.length)
 
 
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:

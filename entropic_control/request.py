@@ -23,6 +23,8 @@ class Request(Strict):
         Name in events, reports and traces; given by the engine if unset.
     max_tokens, min_tokens : int
         Tokens to generate at most; tokens before which the end token is masked.
+    ignore_eos : bool
+        Whether a token that ends the generation is one like any other, as benchmarks want it.
     seed : int
         What the request samples depends on its seed and its tokens alone.
     stop : list of str
@@ -39,6 +41,7 @@ class Request(Strict):
     id: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     min_tokens: int = Field(0, ge=0)
+    ignore_eos: bool = False
     seed: int | None = None
     stop: tuple[str, ...] | None = None
     deadline: float | None = Field(None, gt=0)

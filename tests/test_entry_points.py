@@ -63,4 +63,4 @@ def test_a_backend_of_another_distribution_runs(tmp_path: Path) -> None:
     assert found.stdout.splitlines()[:2] == ["ec_echo {9}", "EchoConfig"]
     assert '"echo": "Says one token for ever."' in found.stdout
     missing = run(RUN, tmp_path / "none")
-    assert "unknown backend kind 'echo' (known: llama_cpp, simulated)" in missing.stderr
+    assert "unknown backend kind 'echo' (known: llama_cpp, simulated, triton)" in missing.stderr

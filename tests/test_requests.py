@@ -69,6 +69,13 @@ def test_min_tokens_hold_back_the_end() -> None:
     assert 0 not in held[:-1]
 
 
+def test_the_end_can_be_ignored() -> None:
+    requests = [Request(prompt=ids(5), max_tokens=12, ignore_eos=True)]
+    report = simulated({"end": 30.0}, **PLAIN).run(requests)
+    assert tokens_of(report)["0"] == [0] * 12
+    assert reasons(report) == {"0": "length"}
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

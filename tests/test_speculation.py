@@ -77,6 +77,11 @@ def leaves(state: Any) -> list[Any]:
     return [leaf for part in state for leaf in leaves(part)]
 
 
+def listed(values: Any) -> list[Any]:
+    """As a list that equals itself: NaN does not."""
+    return list(np.atleast_1d(np.nan_to_num(values, nan=-1.0)).tolist())
+
+
 def told(engine: Engine) -> dict[str, Any]:
     """Everything about the requests that does not depend on time or schedule."""
     columns = [name for name in TOKEN_COLUMNS if name not in ("step", "time")]
@@ -90,8 +95,8 @@ def told(engine: Engine) -> dict[str, Any]:
             "tau": work.tau,
             "raw_entropy": work.raw_entropy,
             "states": [leaves(s) for s in (work.temperature, work.priority, work.pruning)],
-            "ledger": {name: value.tolist() for name, value in work.ledger.export().items()},
-            **{name: np.nan_to_num(trace[name], nan=-1.0).tolist() for name in columns},
+            "ledger": {name: listed(value) for name, value in work.ledger.export().items()},
+            **{name: listed(trace[name]) for name in columns},
             "pruned": [
                 (event["cells"], event["kept"])
                 for event in events_of(engine, "pruned")

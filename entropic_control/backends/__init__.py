@@ -3,6 +3,7 @@
 from entropic_control.backends.base import Backend, BackendConfig, Capabilities, Chunk, Forward
 from entropic_control.backends.llama_cpp import LlamaCppConfig
 from entropic_control.backends.simulated import SimulatedConfig
+from entropic_control.backends.triton import TritonConfig
 
 __all__ = [
     "Backend",
@@ -12,4 +13,5 @@ __all__ = [
     "Forward",
     "LlamaCppConfig",
     "SimulatedConfig",
+    "TritonConfig",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from entropic_control.backends.cost import CostModel, Shape
 from entropic_control.controllers.base import Array, Kinded
+from entropic_control.controllers.signals import Reading
 
 Message = dict[str, str]
 """A chat turn: {"role": ..., "content": ...}."""
@@ -33,6 +34,12 @@ class Capabilities(NamedTuple):
     can_fork: bool
     can_rollback: bool = False
     """Whether it is `Reversible`, and so can be given drafts."""
+    can_select: bool = False
+    """Whether a step may attend to some of a sequence's blocks and keep the others."""
+    can_score_attention: bool = False
+    """Whether it can say how much attention each block got."""
+    can_draw: bool = False
+    """Whether it measures and samples where the logits live; then it is a `Drawing` too."""
 
 
 class Chunk(NamedTuple):
@@ -50,6 +57,12 @@ class Chunk(NamedTuple):
     surprisals."""
     drafts: int = 0
     """How many of `tokens`, the last ones, are guesses: the logits before each of them are wanted too."""
+    attend: Array | None = None
+    """Numbers of the held blocks of 16 tokens that a single token attends to, besides the newest one;
+    None for all. Only for backends that `can_select`."""
+    score: bool = False
+    """Whether the attention that a single token pays to each block is wanted. Only for backends that
+    `can_score_attention`."""
 
     @property
     def outputs(self) -> int:
@@ -66,6 +79,17 @@ class Forward(NamedTuple):
     """For each chunk: -ln p of `following`, nats, or None."""
     seconds: float
     """Time in the engine itself, by the backend's clock: the rest of a step is control overhead."""
+    attention: Sequence[Attention | None] = ()
+    """For each chunk: where its token looked, or None. Empty if no chunk asked."""
+
+
+class Attention(NamedTuple):
+    """Where a token looked, arrays of shape (n,)."""
+
+    number: Array
+    """Numbers of the blocks it attended to, rising."""
+    mass: Array
+    """Share of the attention on each, the mean over heads and layers."""
 
 
 class Backend(Protocol):
@@ -149,6 +173,44 @@ class Reversible(Backend, Protocol):
         DecodeError
             The engine refused; ask `length` what it holds.
         """
+
+
+class Draw(NamedTuple):
+    """What `Drawing.draw` is to do with each row of logits, arrays of shape (rows,)."""
+
+    seeds: Sequence[int]
+    steps: Sequence[int]
+    """Key and counter of each row's random number."""
+    temperature: Array
+    """T in force, where no gains are given."""
+    gains: Any = None
+    """Parameters of a PI loop, by the names of `PITemperature`; None for a temperature that is given."""
+    state: Array | None = None
+    """State of that loop before the step, shape (5, rows), in the order of `PIState`."""
+    cut: tuple[str, float] | None = None
+    """A truncation, by the names of the kernels: ("top_k", 40), ("top_p", 0.9), ("min_p", 0.05)."""
+    place: Literal["before", "after"] = "before"
+    """Whether it is made before the temperature or after."""
+
+
+class Drawn(NamedTuple):
+    """What a step measured and drew."""
+
+    tokens: list[int]
+    """-1 where the row was no distribution."""
+    reading: Reading
+    state: Array | None
+    """Of the PI loop after the step, shape (5, rows)."""
+
+
+class Drawing(Protocol):
+    """What a backend that `can_draw` offers besides."""
+
+    resident: bool
+    """Set by the engine: `forward` leaves the logits where they are, for `draw`."""
+
+    def draw(self, logits: Sequence[Any], draw: Draw) -> Drawn:
+        """Measure, control and sample the rows of the last `forward`."""
 
 
 class BackendConfig(Kinded):

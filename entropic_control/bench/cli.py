@@ -34,6 +34,17 @@ def add_commands(commands: Any) -> None:
     _shared(overhead)
     overhead.set_defaults(run=_overhead)
 
+    generate = parts.add_parser(
+        "generate",
+        help="the triton backend against transformers' generate",
+        description=_generate.__doc__,
+    )
+    generate.add_argument("config", nargs="?", help="configuration; the defaults without one")
+    generate.add_argument("--repeats", type=int, default=5, help="paired runs")
+    generate.add_argument("--tokens", type=int, default=64, help="tokens each row generates")
+    _shared(generate)
+    generate.set_defaults(run=_generate, backend="triton")
+
     memory = parts.add_parser(
         "memory", help="resident memory over many requests", description=_memory.__doc__
     )
@@ -106,6 +117,28 @@ def _overhead(args: argparse.Namespace) -> int:
         table.add_row(
             batch,
             f"{figures['bare_tokens_per_second']:.1f}",
+            f"{figures['engine_tokens_per_second']:.1f}",
+            f"{figures['ratio']:.3f}",
+        )
+    Console().print(table)
+    return 0
+
+
+def _generate(args: argparse.Namespace) -> int:
+    """Tokens per second of the engine on the triton backend over those of transformers' generate."""
+    from entropic_control.bench.generate import run_generate
+    from entropic_control.progress import progress_bar
+
+    with progress_bar(args.json) as bar:
+        results = run_generate(_config(args), bar, repeats=args.repeats, tokens=args.tokens)
+    if args.json:
+        print(json.dumps(results, indent=2))
+        return 0
+    table = Table("rows", "generate tokens/s", "engine tokens/s", "ratio")
+    for rows, figures in results.items():
+        table.add_row(
+            rows,
+            f"{figures['generate_tokens_per_second']:.1f}",
             f"{figures['engine_tokens_per_second']:.1f}",
             f"{figures['ratio']:.3f}",
         )

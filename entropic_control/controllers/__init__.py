@@ -16,7 +16,9 @@ from entropic_control.controllers.priority import (
     ShortestRemaining,
 )
 from entropic_control.controllers.pruning import (
+    AttentionPruning,
     EntropicPruning,
+    EntropicSelection,
     NoPruning,
     Pruning,
     RandomPruning,
@@ -41,6 +43,7 @@ from entropic_control.controllers.temperature import (
 from entropic_control.controllers.truncation import MinP, NoTruncation, TopK, TopP, Truncation
 
 __all__ = [
+    "AttentionPruning",
     "CalibratedEntropy",
     "Calibration",
     "Controller",
@@ -49,6 +52,7 @@ __all__ = [
     "EDTTemperature",
     "EntropicPriority",
     "EntropicPruning",
+    "EntropicSelection",
     "Estimator",
     "ExactTemperature",
     "FirstCome",

@@ -16,6 +16,7 @@ from entropic_control.controllers.softmax import (
     extremes,
     invalid,
     moments,
+    raw_and_tempered,
     surprisal,
     working_precision,
 )
@@ -140,13 +141,11 @@ def measure(
             supports.append(None)
             own.append(None)
             continue
-        raw = moments(row, 1.0, ends, spread=temperature == 1.0)
-        support = Support(row, None, raw)
-        own.append(support)
+        raw, tempered = raw_and_tempered(row, temperature, ends)
+        own.append(Support(row, None, raw))
+        support = Support(row, None, tempered)
         if early:
             support = support.cut(truncation.keep(row, raw), temperature)
-        if support.moments is raw and temperature != 1.0:
-            support = Support(row, None, moments(row, temperature, ends))
         at = support.moments
         estimate = estimator.estimate(support.logits, at)
         if late:

@@ -94,6 +94,8 @@ class Sampled(NamedTuple):
     """H of what was sampled from, after truncation, nats."""
     surprisal: Any
     """-ln p of the token under what was sampled from, nats."""
+    raw_surprisal: Any
+    """-ln p of the token under the model at T = 1, nats; NaN if `raw` was not asked for."""
     temperature: Any
     """T in force."""
     live: Any
@@ -181,7 +183,7 @@ def control_sample(
         )  # fmt: skip
     space = fitting(workspace, logits)
     tiling = space.tiling
-    out = torch.empty(8, rows, dtype=torch.float32, device=logits.device)
+    out = torch.empty(9, rows, dtype=torch.float32, device=logits.device)
     token, live = torch.empty(2, rows, dtype=torch.int32, device=logits.device)
     valid = torch.empty(rows, dtype=torch.bool, device=logits.device)
     loop = gains or PIGains(0.0, 0.0, 0.0, (1.0, 1.0), "none", 1.0)
@@ -240,6 +242,7 @@ def control_sample_reference(
     first = (z == at.peak[:, None]).to(torch.uint8).argmax(-1)
     token = torch.where(greedy, first, _draw_reference(y.exp(), u))
     surprisal = torch.where(greedy, 0.0, of.log_norm - y.gather(-1, token[:, None])[:, 0])
+    own = z.logsumexp(-1) - z.gather(-1, token[:, None])[:, 0]
     columns = (
         at.entropy,
         at.varentropy,
@@ -248,6 +251,7 @@ def control_sample_reference(
         at.peak,
         of.entropy,
         surprisal,
+        own,
     )
     readings = (torch.where(valid, column, float("nan")) for column in columns)
     live = torch.where(valid, at.live, 0).to(torch.int32)
@@ -368,7 +372,11 @@ def control_sample_kernel(
         tl.store(out + 4 * rows + row, or_nan(valid, peak))
         tl.store(out + 5 * rows + row, or_nan(valid, realized))
         tl.store(out + 6 * rows + row, or_nan(valid, tl.where(cold, 0.0, surprisal)))
-        tl.store(out + 7 * rows + row, temperature)
+        # Of an invalid row the token is anything.
+        z = tl.load(row_logits + token, mask=(token >= 0) & (token < vocab), other=0.0)
+        own = tl.log(raw_norm) - (z.to(tl.float64) - peak.to(tl.float64))
+        tl.store(out + 7 * rows + row, or_nan(valid, own))
+        tl.store(out + 8 * rows + row, temperature)
         tl.store(live_out + row, live)
         tl.store(valid_out + row, valid)
         if CONTROL:

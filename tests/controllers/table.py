@@ -6,12 +6,14 @@ Adding a controller means adding a row here; `test_table_is_complete` says which
 from __future__ import annotations
 
 from entropic_control.controllers import (
+    AttentionPruning,
     CalibratedEntropy,
     Controller,
     DynamicTemperature,
     EDTTemperature,
     EntropicPriority,
     EntropicPruning,
+    EntropicSelection,
     ExactTemperature,
     FirstCome,
     FixedTemperature,
@@ -58,6 +60,8 @@ PRUNINGS: dict[str, Controller] = {
     "random": RandomPruning(budget=0.25, seed=3),
     "entropic": EntropicPruning(budget=0.5, window=0.25, filter=0.2),
     "entropic ungated": EntropicPruning(budget=160, gate=None),
+    "attention": AttentionPruning(budget=0.5, surprisal=0.5),
+    "selection": EntropicSelection(budget=0.25, by="product"),
 }
 SPECULATIONS: dict[str, Controller] = {
     "none": NoSpeculation(),

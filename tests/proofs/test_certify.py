@@ -56,7 +56,7 @@ def test_an_unstable_configuration_oscillates_on_the_simulated_backend() -> None
         """Mean |change of ln T| in a token, on a plant whose entropy is lively (V near 3)."""
         config = {
             "temperature": {"kind": "pi", "target": 3.0, "start": 1.0, **changes},
-            "backend": {"kind": "simulated", "vocab": 1024},
+            "backend": {"kind": "simulated", "vocab": 49_152},
             "pruning": "none",
         }
         with load(config) as engine:

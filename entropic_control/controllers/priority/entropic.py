@@ -208,14 +208,17 @@ def parted(cells: Array, cost: Cost, room: int) -> list[tuple[int, int]]:
         Neighbouring rows belong together: swapping a longer row out of a set for a shorter one never
         makes it dearer. Found by dynamic programming over the last set.
     """
-    least = np.zeros(len(cells) + 1)
-    first = np.zeros(len(cells), np.intp)
-    for last in range(len(cells)):
-        starts = np.arange(max(last + 1 - room, 0), last + 1)
-        total = least[starts] + cost.decode(last + 1 - starts, np.full(len(starts), cells[last]))
-        cheapest = total <= total.min() * (1 + 1e-12)
-        first[last] = starts[cheapest][-1]  # of equals the shortest, so that earlier sets are full
-        least[last + 1] = total.min()
+    count = len(cells)
+    rows = np.arange(1, count + 1) - np.arange(count)[:, None]  # of the set [start, last]
+    seconds = np.where(rows <= room, cost.decode(np.maximum(rows, 1), cells), np.inf)
+    least = np.zeros(count + 1)
+    first = np.zeros(count, np.intp)
+    for last in range(count):
+        total = least[: last + 1] + seconds[: last + 1, last]
+        best = float(total.min())
+        # Of equals the shortest, so that earlier sets are full.
+        first[last] = np.flatnonzero(total <= best * (1 + 1e-12))[-1]
+        least[last + 1] = best
     sets: list[tuple[int, int]] = []
     stop = len(cells)
     while stop:

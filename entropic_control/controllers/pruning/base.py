@@ -30,6 +30,9 @@ class Blocks(NamedTuple):
     """Tokens the sequence has seen, kept or not: the next token's position."""
     cells: int
     """Tokens whose keys and values are held."""
+    attention: Array | None = None
+    """Mean share of recent tokens' attention on each block; NaN where unmeasured, None where the
+    engine cannot measure it."""
 
 
 class Pruning(Controller):
@@ -54,6 +57,11 @@ class Pruning(Controller):
     """Whether it ever evicts anything."""
     needs_surprisal: ClassVar[bool] = False
     """Whether prompts must be measured token by token, which costs logits for all of them."""
+
+    needs_attention: ClassVar[bool] = False
+    """Whether it scores blocks by the attention they get."""
+    selects: ClassVar[bool] = False
+    """Whether it chooses, at each step, which blocks to attend to."""
 
     budget: float | int = Field(0.5, gt=0)
     sinks: int = Field(1, ge=0)
@@ -91,6 +99,10 @@ class Pruning(Controller):
     def score(self, blocks: Blocks) -> Array:
         """How much each block is worth keeping, shape (n,)."""
 
+    def select(self, state: Any, blocks: Blocks) -> Array | None:
+        """Which of a single sequence's blocks the next token attends to, a mask (n,); None for all."""
+        return None
+
     def budget_blocks(self, length: int) -> int:
         """Blocks to keep of a sequence of `length` tokens."""
         tokens = self.budget * length if isinstance(self.budget, float) else self.budget
@@ -104,9 +116,13 @@ class Pruning(Controller):
 
     def keep(self, blocks: Blocks) -> Array:
         """Which of the blocks stay, a mask of shape (n,)."""
+        return self.best(blocks, self.budget_blocks(blocks.length))
+
+    def best(self, blocks: Blocks, count: int) -> Array:
+        """The sinks, the recent window and the best of the others, `count` in all, a mask (n,)."""
         last = -(-blocks.length // BLOCK)
         fixed = (blocks.number < self.sinks) | (blocks.number >= last - self.recent)
-        free = self.budget_blocks(blocks.length) - int(fixed.sum())
+        free = count - int(fixed.sum())
         score = np.where(fixed, -np.inf, self.score(blocks))
         best = np.lexsort((-blocks.number, -score))[: max(free, 0)]
         kept = fixed.copy()

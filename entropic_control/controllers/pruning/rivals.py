@@ -13,7 +13,9 @@ from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import NoState
 
 
-class _Stateless(Pruning):
+class Stateless(Pruning):
+    """Base of the policies that remember nothing and may prune at any time."""
+
     def init(self, rows: int = 1, *, dtype: Any = np.float64) -> NoState:
         return NoState()
 
@@ -24,7 +26,7 @@ class _Stateless(Pruning):
         return static("entropy [nats]", "gate entropy [nats]")
 
 
-class NoPruning(_Stateless):
+class NoPruning(Stateless):
     """Keeps everything."""
 
     prunes: ClassVar[bool] = False
@@ -40,7 +42,7 @@ class NoPruning(_Stateless):
         return np.ones(len(blocks.number), np.bool_)
 
 
-class SlidingWindow(_Stateless):
+class SlidingWindow(Stateless):
     """Attention sinks and the most recent blocks: StreamingLLM (Xiao et al., ICLR 2024)."""
 
     kind: Literal["sliding_window"] = "sliding_window"
@@ -49,7 +51,7 @@ class SlidingWindow(_Stateless):
         return blocks.number.astype(np.float64)
 
 
-class RandomPruning(_Stateless):
+class RandomPruning(Stateless):
     """Blocks at random, each block's lot drawn once from (seed, block number)."""
 
     kind: Literal["random"] = "random"

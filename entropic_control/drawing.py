@@ -1,0 +1,97 @@
+"""Measuring, control and sampling on the device, for backends that can and controllers that fit.
+
+One copy to the host a step brings the tokens and, with them, the readings and states that the trace, the
+scheduler and a rollback need; everything before it is queued without waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from entropic_control.backends.base import Backend, Draw, Drawing
+from entropic_control.config import Config
+from entropic_control.controllers import (
+    FixedTemperature,
+    FullEntropy,
+    MinP,
+    NoTruncation,
+    PITemperature,
+    TopK,
+    TopP,
+    Truncation,
+)
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.temperature import Command
+from entropic_control.sequence import Sequence as Work
+
+_CUTS: dict[type[Truncation], str] = {TopK: "k", TopP: "p", MinP: "p"}
+"""The truncations that the kernel knows, with the field that is their setting."""
+
+
+class DeviceDraw:
+    """One step of the temperature loop where the logits live.
+
+    Parameters
+    ----------
+    config : Config
+        Whose controllers `fits` approved of.
+    backend : Drawing
+        Where the logits live.
+    """
+
+    def __init__(self, config: Config, backend: Drawing) -> None:
+        self._config = config
+        self._backend = backend
+        backend.resident = True
+
+    @classmethod
+    def of(cls, config: Config, backend: Backend | None) -> DeviceDraw | None:
+        """What runs `config` on the device, or None: then numpy does it, with any controller."""
+        if backend is None or not backend.capabilities.can_draw:
+            return None
+        drawing = cast("Drawing", backend)
+        if not fits(config):
+            drawing.resident = False
+            return None
+        return cls(config, drawing)
+
+    def __call__(
+        self, works: Sequence[Work], logits: Sequence[Any], state: Any
+    ) -> tuple[list[int], Reading, Command, Array, Any]:
+        """Tokens, readings, the command in force, the next temperature, and the states after."""
+        temperature, truncation = self._config.temperature, self._config.truncation
+        command = temperature.command(state)
+        controlled = isinstance(temperature, PITemperature)
+        field = _CUTS.get(type(truncation))
+        drawn = self._backend.draw(
+            logits,
+            Draw(
+                seeds=[work.seed for work in works],
+                steps=[len(work.tokens) for work in works],
+                temperature=command.temperature,
+                gains=temperature if controlled else None,
+                state=np.stack(state) if controlled else None,
+                cut=None if field is None else (truncation.kind, getattr(truncation, field)),
+                place=truncation.place,
+            ),
+        )
+        if drawn.state is None:
+            commanded, state = temperature.update(state, drawn.reading)
+        else:
+            dtype = state[0].dtype
+            state = type(state)(*drawn.state.astype(dtype, copy=False))
+            commanded = temperature.command(state).temperature
+        return drawn.tokens, drawn.reading, command, commanded, state
+
+
+def fits(config: Config) -> bool:
+    """Whether the kernel implements these controllers; subclasses may differ from what it does."""
+    return (
+        type(config.temperature) in (PITemperature, FixedTemperature)
+        and type(config.estimator) is FullEntropy
+        and type(config.truncation) in (NoTruncation, *_CUTS)
+    )
