@@ -101,9 +101,14 @@ class Engine:
         check(pruning.prunes, able.can_evict, evict, pruning, "set pruning to 'none'")
         check(pruning.selects, able.can_select, select, pruning, other)
         check(pruning.needs_attention, able.can_score_attention, watch, pruning, other)
-        check(
-            speculation.drafts, able.can_rollback, draft, speculation, "set speculation to 'none'"
-        )
+        alone = "set speculation to 'none'"
+        check(speculation.drafts, able.can_rollback, draft, speculation, alone)
+        by_token = pruning.selects or pruning.needs_attention
+        if speculation.drafts and by_token:
+            raise CapabilityError(
+                f"pruning '{pruning.kind}' looks at every token of its own, so speculation "
+                f"'{speculation.kind}' cannot run with it: {alone}"
+            )
 
     # -- requests ---------------------------------------------------------------------------------
 

@@ -191,6 +191,7 @@ class Triton:
             can_evict=True,
             can_swap=True,
             can_fork=True,
+            can_rollback=True,
             can_select=True,
             can_score_attention=True,
             can_draw=config.sampling == "device"
@@ -308,6 +309,9 @@ class Triton:
             return False  # a block is held or not
         self._pool.evict(table, start, stop)
         return True
+
+    def rollback(self, slot: int, length: int) -> None:
+        self._pool.truncate(self._tables[slot], length)
 
     def compact(self, slot: int) -> None:
         """A table has no holes: evicted blocks are free at once."""

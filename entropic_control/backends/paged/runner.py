@@ -56,7 +56,11 @@ class Runner:
         wanted = [_wanted(chunks[at]) for at in order]
         logits, step = self._logits(rows, wanted, score=score)
         parts = dict(zip(order, logits.split([len(part) for part in wanted]), strict=True))
-        sampled = [parts[at][-1] for at, chunk in enumerate(chunks) if chunk.sample]
+        sampled = [
+            row
+            for at, chunk in enumerate(chunks)
+            for row in parts[at][len(parts[at]) - chunk.outputs :]
+        ]
         surprisal = [
             None if chunk.following is None else _surprisals(parts[at], chunk.following)
             for at, chunk in enumerate(chunks)
@@ -120,7 +124,7 @@ def _wanted(chunk: Chunk) -> Array:
     size = len(chunk.tokens)
     if chunk.following is not None:
         return np.arange(size)
-    return np.arange(size - int(chunk.sample), size)
+    return np.arange(size - chunk.outputs, size)
 
 
 def _surprisals(logits: Any, following: Array) -> Array:
