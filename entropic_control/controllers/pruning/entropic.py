@@ -29,11 +29,13 @@ class EntropicPruning(Pruning):
     Parameters
     ----------
     window : float
-        Share of the budget given to the most recent tokens.
+        Share of the budget given to the most recent tokens alone.
     span : int
         Tokens over which surprisal is summed.
     lead, tail : int
         Tokens that are kept before and after the last one of a surprising span.
+    fading : float
+        Nats by which a span must be more surprising to stand against one of 1/e of its age.
     follow : float
         Share of the budget that is given up as the filtered entropy falls from the gate to zero: a sure
         model needs less. 0 keeps the budget fixed.
@@ -52,6 +54,7 @@ class EntropicPruning(Pruning):
     span: int = Field(8, ge=1)
     lead: int = Field(8, ge=0)
     tail: int = Field(4, ge=0)
+    fading: float = Field(10.0, ge=0)
     follow: float = Field(0.0, ge=0, lt=1)
     gate: float | None = Field(6.0, gt=0)
     entropy_floor: float = Field(0.02, gt=0)
@@ -113,11 +116,12 @@ class EntropicPruning(Pruning):
         return np.where(in_window, np.inf, self.worth(blocks))
 
     def worth(self, blocks: Blocks) -> Array:
-        """Surprisal of the most surprising span that would keep each block, nats, shape (n,)."""
+        """Faded surprisal of the span that speaks most for each block, nats, shape (n,)."""
         count = int(blocks.number[-1]) + 1
         nats = np.zeros((count, blocks.size))
         nats[blocks.number] = blocks.surprisal
         spans = _windows(nats.ravel(), self.span - 1, 0, 0.0).sum(axis=1)
+        spans -= self.fading * np.log(count * blocks.size - np.arange(len(spans)))
         best = _windows(spans, self.tail, self.lead, -np.inf).max(axis=1)
         return np.asarray(best.reshape(count, blocks.size).max(axis=1)[blocks.number])
 
