@@ -20,7 +20,7 @@ class GateState(NamedTuple):
 
 
 class EntropicPruning(Pruning):
-    """Keeps a recent window and, in front of it, the passages that surprised the model most.
+    """Keeps a recent window and, in front of it, the passages that surprised the model most, fading.
 
     A passage is as surprising as the sum of -ln p over `span` successive tokens, and is kept with its
     lead-in: what later tokens cannot reconstruct without it (names, numbers, the unforeseen sentence)
@@ -46,15 +46,23 @@ class EntropicPruning(Pruning):
         Entropies are not believed below this, nats.
     filter : float
         EMA coefficient of the gate's entropy.
+
+    Notes
+    -----
+    Compared by `entropic bench frontier` and offline with: single tokens and blocks of 16 by their
+    largest surprisal, spans of 6 to 16 tokens with other margins, inverse document frequency and
+    repeated n-grams of the prompt itself (no logits, but they do not find facts), and attention of the
+    last window's keys. A window of two thirds keeps predictable text better where old text matters
+    little, and loses facts and long patterns at a quarter kept.
     """
 
     needs_surprisal: ClassVar[bool] = True
     kind: Literal["entropic"] = "entropic"
-    window: float = Field(0.65, ge=0, le=1)
+    window: float = Field(0.25, ge=0, le=1)
     span: int = Field(8, ge=1)
     lead: int = Field(8, ge=0)
     tail: int = Field(4, ge=0)
-    fading: float = Field(10.0, ge=0)
+    fading: float = Field(15.0, ge=0)
     follow: float = Field(0.0, ge=0, lt=1)
     gate: float | None = Field(6.0, gt=0)
     entropy_floor: float = Field(0.02, gt=0)
