@@ -12,6 +12,7 @@ import inspect
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -39,17 +40,8 @@ QUESTION = (
     "\n\nQuestion: What is the secret code that was mentioned in the text above?"
     "\nAnswer: The secret code is "
 )
-DOCUMENTS = (
-    "topics 0",
-    "argparse",
-    "topics 1",
-    "mailbox",
-    "topics 4",
-    "difflib",
-    "topics 5",
-    "ftplib",
-)
-HAYSTACKS = ("topics 2", "smtplib", "topics 3", "statistics")
+DOCUMENTS = ("topics 0", "shutil", "topics 1", "ast", "topics 2", "socket", "topics 3", "logging")
+HAYSTACKS = ("topics 4", "doctest", "topics 3", "turtle")
 
 
 class Case(NamedTuple):
@@ -80,7 +72,7 @@ def rules_of(config: Config, budget: float) -> dict[str, Pruning]:
     """The rules that are compared, at one budget; 'entropic' is the configuration's own."""
     own = config.pruning if config.pruning.prunes else EntropicPruning()
     common = {"budget": budget, "min_tokens": 0, "sinks": own.sinks, "recent": own.recent}
-    single = {"span": 1, "lead": 0, "tail": 0, **common}
+    single = {"span": 1, "lead": 0, "tail": 0, "fading": 0.0, **common}
     return {
         "entropic": own.replace(**common),
         "recency": SlidingWindow(**common),
@@ -110,7 +102,7 @@ def _needle(backend: Backend, name: str, tokens: int, number: int, depths: int) 
     hay = tokens_of(backend, name, tokens - len(said))
     ends = [at + 1 for at, token in enumerate(hay) if backend.piece(int(token)).endswith(b"\n")]
     wanted = (number + 0.5) / depths * len(hay)
-    at = min(ends, key=lambda end: abs(end - wanted))
+    at = min(ends or range(len(hay)), key=lambda end: abs(end - wanted))
     text = np.concatenate([hay[:at], said, hay[at:]])
     return Case(f"{name}, {tokens}, code at {at}", text, asked, answer, needle=True)
 
@@ -122,7 +114,7 @@ def tokens_of(backend: Backend, name: str, tokens: int) -> Array:
         from pydoc_data.topics import topics
 
         longest = sorted(topics, key=lambda topic: (-len(topics[topic]), topic))
-        text = "\n\n".join(topics[topic] for topic in longest[int(number) :: 7])
+        text = "\n\n".join(topics[topic] for topic in longest[int(number) :: 5])
     else:
         text = inspect.getsource(importlib.import_module(name))
     return _plain(backend, text[: 12 * tokens])[:tokens]
@@ -149,7 +141,7 @@ class Prefilled:
             self.ledger.extend(len(part))
             if result is not None:
                 self.ledger.record(at + 1, result)
-            advance(len(part))
+            advance(at + len(part))
         self._state = backend.save(0)
 
     def score(self, pruning: Pruning, case: Case) -> Score:
@@ -189,7 +181,7 @@ def run_frontier(
     tokens: int = 2048,
     documents: int = 8,
     depths: int = 12,
-    advance: Callable[[str, int, int], None] = lambda name, done, total: None,
+    advance: Callable[[str, int, int, int], None],
 ) -> dict[str, Any]:
     """Score every rule at every budget on every text; finished scores in `out` are not run again.
 
@@ -206,7 +198,7 @@ def run_frontier(
     documents, depths : int
         Texts to be continued, and codes to be found.
     advance : function
-        Called with the text at work, tokens done and tokens to do.
+        Called with the text at work, tokens done before it, tokens of all texts, and tokens of it done.
     """
     out.mkdir(parents=True, exist_ok=True)
     scores = _Scores(out / "scores.jsonl")
@@ -224,13 +216,12 @@ def run_frontier(
             missing = {arm: rule for arm, rule in arms.items() if (case.name, rule) not in scores}
             if missing:
                 backend.release(0)
-                prefilled = Prefilled(
-                    backend, case.text, lambda n, d=done, c=case: advance(c.name, d + n, total)
-                )
+                progress = partial(advance, case.name, done, total)
+                prefilled = Prefilled(backend, case.text, progress)
                 for rule in missing.values():
                     scores.add(case.name, rule, prefilled.score(rule, case))
+            advance(case.name, done, total, len(case.text))
             done += len(case.text)
-            advance(case.name, done, total)
     finally:
         backend.close()
     figures = {

@@ -49,8 +49,8 @@ def _frontier(args: argparse.Namespace) -> int:
     with progress_bar(args.json) as bar:
         task = bar.add_task("texts", total=1)
 
-        def advance(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
+        def advance(name: str, before: int, total: int, done: int) -> None:
+            bar.update(task, description=name, completed=before + done, total=total)
             bar.refresh()
 
         figures = run_frontier(

@@ -90,7 +90,7 @@ def test_case_10_a_budget_too_small_for_what_must_stay_is_refused(cls: Any) -> N
 
 
 def test_case_11_after_an_eviction_later_blocks_still_win_a_place() -> None:
-    policy = EntropicPruning(budget=0.25, window=0.0, recent=2)
+    policy = EntropicPruning(budget=0.25, window=0.0, recent=2, fading=0.0)
     first = policy.keep(blocks_of(1600))
     held = np.flatnonzero(first)
     # The sequence goes on; position 2000 is block 125, whatever was evicted before.
@@ -107,7 +107,7 @@ def test_case_11_after_an_eviction_later_blocks_still_win_a_place() -> None:
 
 
 def test_entropic_pruning_keeps_the_surprising_blocks() -> None:
-    policy = EntropicPruning(budget=0.5, window=0.0, span=1, lead=0, tail=0)
+    policy = EntropicPruning(budget=0.5, window=0.0, span=1, lead=0, tail=0, fading=0.0)
     blocks = blocks_of(3200)
     kept = policy.keep(blocks)
     free = np.arange(1, 192)
@@ -118,10 +118,10 @@ def test_entropic_pruning_keeps_the_surprising_blocks() -> None:
 
 
 def test_the_worth_of_a_token_is_the_largest_span_around_it() -> None:
-    policy = EntropicPruning(span=3, lead=2, tail=1)
+    policy = EntropicPruning(span=3, lead=2, tail=1, fading=2.0)
     blocks = tokens_of(60)
     nats = blocks.surprisal.ravel()
-    spans = [nats[max(i - 2, 0) : i + 1].sum() for i in range(60)]
+    spans = [nats[max(i - 2, 0) : i + 1].sum() - 2 * np.log(60 - i) for i in range(60)]
     expected = [max(spans[max(i - 1, 0) : i + 3]) for i in range(60)]
     np.testing.assert_allclose(policy.worth(blocks), expected)
 
@@ -141,7 +141,7 @@ def test_what_was_pruned_before_does_not_change_the_worth_of_a_whole_passage() -
     nats = np.full((3200, 1), 1.0)
     nats[800:808] = 6.0
     blocks = Blocks(np.arange(3200), nats, 3200, 3200, 1)
-    policy = EntropicPruning(budget=0.25)
+    policy = EntropicPruning(budget=0.25, fading=0.0)
     held = np.flatnonzero(policy.keep(blocks))
     again = blocks._replace(number=held, surprisal=nats[held], cells=len(held))
     assert policy.worth(again).max() == policy.worth(blocks).max() == 48.0
@@ -183,6 +183,17 @@ def test_single_tokens_keep_sinks_and_window_too(
     fixed = np.count_nonzero((np.arange(length) < sinks * BLOCK) | (np.arange(length) >= window))
     assert kept.sum() == max(min(length, policy.budget_blocks(length, 1)), fixed)
     assert policy.budget_blocks(length, 1) == max(int(budget * length), (sinks + recent) * BLOCK)
+
+
+def test_of_equally_surprising_passages_the_later_stays() -> None:
+    nats = np.full((3200, 1), 1.0)
+    nats[[*range(800, 808), *range(1600, 1608)]] = 6.0
+    blocks = Blocks(np.arange(3200), nats, 3200, 3200, 1)
+    worth = EntropicPruning(fading=10.0).worth(blocks)
+    assert worth[1607] - worth[807] == pytest.approx(10 * np.log((3200 - 807) / (3200 - 1607)))
+    faded = EntropicPruning(fading=1e6, budget=0.25, window=0.1).keep(blocks)
+    recency = SlidingWindow(budget=0.25).keep(blocks)
+    assert np.count_nonzero(faded & recency) > 0.97 * np.count_nonzero(recency)
 
 
 def test_only_what_may_be_in_front_of_the_window_is_measured() -> None:
@@ -234,7 +245,7 @@ def test_entropic_pruning_gives_its_window_the_last_blocks_held() -> None:
 
 
 def test_equal_scores_go_to_the_later_block() -> None:
-    policy = EntropicPruning(budget=0.5, window=0.0, span=1)
+    policy = EntropicPruning(budget=0.5, window=0.0, span=1, fading=0.0)
     blocks = blocks_of(1600)._replace(surprisal=np.ones((100, BLOCK)))
     assert np.flatnonzero(policy.keep(blocks)).tolist() == [0, *range(51, 100)]
 
