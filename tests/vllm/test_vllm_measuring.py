@@ -23,13 +23,17 @@ def test_host_and_device_agree() -> None:
     logits[2, 3] = float("nan")
     logits[3] = -float("inf")
     temperature = np.array([1.0, 0.3, 1.0, 1.0, 2.0])
-    host = _reading(_on_host(logits.numpy(), temperature), temperature)
-    device = _reading(_on_device(logits, temperature).double().numpy(), temperature)
+    host = _reading(_on_host(logits.numpy(), temperature, True), temperature)
+    device = _reading(_on_device(logits, temperature, True).double().numpy(), temperature)
     np.testing.assert_array_equal(host.valid, [True, True, False, False, True])
     np.testing.assert_array_equal(device.valid, host.valid)
     np.testing.assert_array_equal(device.live, host.live)
     for name in ("entropy", "varentropy", "raw_entropy"):
         np.testing.assert_allclose(getattr(device, name), getattr(host, name), rtol=1e-4)
+    plain = _on_host(logits.numpy(), temperature, False)
+    np.testing.assert_array_equal(plain[0], host.entropy)
+    assert np.isnan(plain[2]).all()
+    assert np.isnan(_on_device(logits, temperature, False)[2].numpy()).all()
 
 
 def test_rows_are_tempered_as_vllm_will_divide_them() -> None:

@@ -51,8 +51,8 @@ class Adapter:
         if settings is not None and speculating:
             raise CapabilityError(compat.SPECULATION)
         default = settings.temperature if settings else default_controller()
-        observe = settings is not None and settings.reads_entropies
-        self.book = Book(default, enabled=settings is not None, observe=observe)
+        self._raw = settings is not None and settings.reads_entropies
+        self.book = Book(default, enabled=settings is not None, observe=self._raw)
         self._last: tuple[list[Seat], Callable[[], Reading], Array] | None = None
         # Another instance may do the work, and an installed package must not stop a vLLM that speculates.
         self.idle = speculating or _loaded.setdefault(id(vllm_config), self) is not self
@@ -67,7 +67,7 @@ class Adapter:
         """Measure `logits[at]`, the logits of the requests in `rows`, and temper them in place."""
         temperature = np.maximum(self.book.temperatures(rows), COLDEST)
         whole = at == list(range(logits.shape[0]))
-        read = measure(logits if whole else logits[at], temperature)
+        read = measure(logits if whole else logits[at], temperature, self._raw)
         self._last = ([self.book.at(row) for row in rows], read, temperature)
         counted = list(range(len(rows))) if emitting is None else np.flatnonzero(emitting).tolist()
         if len(counted) == len(rows):
