@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from entropic_control.backends import LlamaCppConfig
 from entropic_control.backends.models import resolve
@@ -217,11 +217,15 @@ def _sampled(report: Any, target: float) -> dict[str, float]:
 
 def tables(summary: Mapping[str, Any]) -> list[Table]:
     """The results for the terminal."""
-    shared = Table("workload", "arm", *(name.replace("_", " ") for name in _MEASURES))
+    shared = Table(
+        "workload", Column("arm", no_wrap=True), *(name.replace("_", " ") for name in _MEASURES)
+    )
     for workload in SHARED:
         for arm, figures in summary["results"][workload].items():
             shared.add_row(workload, arm, *(f"{figures[name]:.2f}" for name in _MEASURES))
-    samplers = Table("sampler", *(name.replace("_", " ") for name in _SAMPLER_MEASURES))
+    samplers = Table(
+        Column("sampler", no_wrap=True), *(name.replace("_", " ") for name in _SAMPLER_MEASURES)
+    )
     for arm, figures in summary["results"]["samplers"].items():
         samplers.add_row(arm, *(f"{figures[name]:.2f}" for name in _SAMPLER_MEASURES))
     aims = Table("workload", "full over the server", "aim", "measured", "verdict")
