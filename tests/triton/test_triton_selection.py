@@ -16,7 +16,7 @@ from entropic_control.controllers import (
     NoPruning,
 )
 from entropic_control.controllers.pruning.base import Blocks
-from entropic_control.controllers.pruning.entropic import GateState
+from entropic_control.controllers.pruning.filtered import GateState
 from entropic_control.engine import Engine
 from entropic_control.errors import CapabilityError
 

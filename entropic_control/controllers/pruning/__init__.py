@@ -2,7 +2,8 @@
 
 from entropic_control.controllers.pruning.attention import AttentionPruning
 from entropic_control.controllers.pruning.base import BLOCK, Blocks, Pruning
-from entropic_control.controllers.pruning.entropic import EntropicPruning, GateState
+from entropic_control.controllers.pruning.entropic import EntropicPruning
+from entropic_control.controllers.pruning.filtered import GateState
 from entropic_control.controllers.pruning.rivals import NoPruning, RandomPruning, SlidingWindow
 from entropic_control.controllers.pruning.selection import EntropicSelection
 

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear
-from entropic_control.controllers.estimators import floored
 from entropic_control.controllers.pruning.base import Blocks, Pruning
+from entropic_control.controllers.pruning.filtered import GateState, filter_linear, filter_update
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import choose
-
-
-class GateState(NamedTuple):
-    entropy: Array
-    """Filtered raw entropy with the floor applied, nats, shape (rows,)."""
 
 
 class EntropicPruning(Pruning):
@@ -80,22 +74,11 @@ class EntropicPruning(Pruning):
         return GateState(np.full(rows, start, dtype))
 
     def update(self, state: GateState, reading: Reading) -> tuple[Array, GateState]:
-        measured = floored(reading.raw_entropy, self.entropy_floor)
-        new = state.entropy + self.filter * (measured - state.entropy)
-        dtype = state.entropy.dtype
-        state = choose(reading.valid, GateState(new.astype(dtype, copy=False)), state)
+        state = filter_update(state, reading, self.filter, self.entropy_floor)
         return self.open(state), state
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
-        a = self.filter
-        return Linear(
-            A=np.array([[1 - a]]),
-            B=np.array([[a]]),
-            C=np.array([[1 - a]]),
-            D=np.array([[a]]),
-            inputs=("entropy [nats]",),
-            outputs=("gate entropy [nats]",),
-        )
+        return filter_linear(self.filter)
 
     def open(self, state: GateState) -> Array:
         """Whether each row may be pruned in this state, shape (rows,)."""

@@ -8,12 +8,10 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear
-from entropic_control.controllers.estimators import floored
 from entropic_control.controllers.pruning.attention import attention_score
 from entropic_control.controllers.pruning.base import Blocks, Pruning
-from entropic_control.controllers.pruning.entropic import GateState
+from entropic_control.controllers.pruning.filtered import GateState, filter_linear, filter_update
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import choose
 
 
 class EntropicSelection(Pruning):
@@ -64,22 +62,11 @@ class EntropicSelection(Pruning):
         return GateState(np.full(rows, self.high, dtype))
 
     def update(self, state: GateState, reading: Reading) -> tuple[Array, GateState]:
-        measured = floored(reading.raw_entropy, self.entropy_floor)
-        new = state.entropy + self.filter * (measured - state.entropy)
-        dtype = state.entropy.dtype
-        state = choose(reading.valid, GateState(new.astype(dtype, copy=False)), state)
+        state = filter_update(state, reading, self.filter, self.entropy_floor)
         return np.zeros(state.entropy.shape, np.bool_), state
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
-        a = self.filter
-        return Linear(
-            A=np.array([[1 - a]]),
-            B=np.array([[a]]),
-            C=np.array([[1 - a]]),
-            D=np.array([[a]]),
-            inputs=("entropy [nats]",),
-            outputs=("gate entropy [nats]",),
-        )
+        return filter_linear(self.filter)
 
     def share(self, state: GateState) -> Array:
         """How far each row's choice is from the budget (0) towards everything (1), shape (rows,)."""
