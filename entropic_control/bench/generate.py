@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from statistics import median
+from functools import partial
 from typing import Any
 
 from rich.progress import Progress
 
 from entropic_control.backends.triton import Triton
+from entropic_control.bench.pairs import paired
 from entropic_control.bench.prompts import SHORT, request
 from entropic_control.config import Config
 from entropic_control.engine import Engine
@@ -75,19 +76,13 @@ def run_generate(
         task = bar.add_task("paired runs", total=len(batches) * repeats)
         for rows in batches:
             generated(backend, prompt, rows, 8)  # warm
-            pairs = []
-            for turn in range(repeats):
-                first = generated(backend, prompt, rows, tokens) if turn % 2 else 0.0
-                second = controlled(config, backend, prompt, rows, tokens)
-                first = first or generated(backend, prompt, rows, tokens)
-                pairs.append((first, second))
-                bar.advance(task)
-            results[str(rows)] = {
-                "generate_tokens_per_second": median(a for a, _ in pairs),
-                "engine_tokens_per_second": median(b for _, b in pairs),
-                "ratio": median(b / a for a, b in pairs),
-                "ratios": [b / a for a, b in pairs],
-            }
+            results[str(rows)] = paired(
+                "generate",
+                partial(generated, backend, prompt, rows, tokens),
+                partial(controlled, config, backend, prompt, rows, tokens),
+                repeats,
+                partial(bar.advance, task),
+            )
     finally:
         backend.close()
     return results

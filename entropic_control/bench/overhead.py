@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from statistics import median
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from entropic_control.backends.base import Backend, Chunk
+from entropic_control.bench.pairs import paired
 from entropic_control.bench.prompts import SHORT
 from entropic_control.config import Config
 from entropic_control.engine import Engine
@@ -62,23 +63,12 @@ def run_overhead(
         filler = " ".join(SHORT) + " "
         prompts = [filler * 2 + SHORT[n % len(SHORT)] for n in range(backend.capabilities.slots)]
         for batch in batches:
-            pairs = []
-            for turn in range(repeats):
-                arms = [
-                    lambda: bare(backend, prompts[:batch], tokens),  # noqa: B023
-                    lambda: controlled(config, backend, prompts[:batch], tokens),  # noqa: B023
-                ]
-                if turn % 2:
-                    second, first = arms[1](), arms[0]()
-                else:
-                    first, second = arms[0](), arms[1]()
-                pairs.append((first, second))
-            results[str(batch)] = {
-                "bare_tokens_per_second": median(a for a, _ in pairs),
-                "engine_tokens_per_second": median(b for _, b in pairs),
-                "ratio": median(b / a for a, b in pairs),
-                "ratios": [b / a for a, b in pairs],
-            }
+            results[str(batch)] = paired(
+                "bare",
+                partial(bare, backend, prompts[:batch], tokens),
+                partial(controlled, config, backend, prompts[:batch], tokens),
+                repeats,
+            )
     finally:
         backend.close()
     return results
