@@ -56,6 +56,7 @@ def test_a_missing_server_is_said_and_the_rest_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("llama_cpp")
+    monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     monkeypatch.setattr(peers, "QUICK", TINY)
     arguments = ["bench", "peers", "--quick", "--out", str(tmp_path), "--set", "backend.threads=1"]

@@ -291,7 +291,7 @@ WORKLOADS = {
             "mixed_two",
             "two long prompts among short ones, true text then free",
             _mixed(2),
-            ("baseline", "fair", "full"),
+            ("baseline", "full"),
             lambda s: s.mixed_long + sum(s.mixed_tokens),
             quick=False,
         ),
