@@ -136,7 +136,7 @@ def test_everything_is_as_without_drafts(temperature: Any, pruning: Any) -> None
         assert events_of(speculating, "pruned")
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 1 << 40),
     sharpness=st.sampled_from([2.0, 5.0, 12.0]),
@@ -355,6 +355,18 @@ def test_no_room_for_a_guess_is_plain_decoding() -> None:
     full = engine.trace.steps["rows"] == 2
     assert full.any()
     assert not engine.trace.steps["drafted"][full].any()
+
+
+def test_drafts_end_where_the_context_does() -> None:
+    """The last token of a request is drawn and never fed: no draft reaches beyond it."""
+    (work,) = requests(count=1, tokens=500, prompt=30)
+    parts = {"temperature": GREEDY, "pruning": NoPruning()}
+    plain = driven(simulated({**SMALL, "context": 97}, **parts), [work])
+    engine = driven(simulated({**SMALL, "context": 97}, speculation=ALWAYS, **parts), [work])
+    same(engine, plain)
+    assert reasons(engine.report()) == {"r0": "context"}
+    assert engine.trace.steps["accepted"].sum() > 30
+    assert not events_of(engine, "retried")
 
 
 # -- failures ---------------------------------------------------------------------------------------
