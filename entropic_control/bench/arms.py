@@ -6,6 +6,7 @@ from entropic_control.config import Config
 from entropic_control.controllers import (
     DynamicTemperature,
     EDTTemperature,
+    EntropicPruning,
     ExactTemperature,
     FirstCome,
     FixedTemperature,
@@ -27,8 +28,11 @@ _COLD = 0.7
 
 
 def default_config() -> Config:
-    """All three loops, with the gains of examples/quickstart.yaml."""
-    return Config(temperature=PITemperature(target=1.5, kp=0.3, ki=0.06, v_min=2.0))
+    """All three loops, as in examples/quickstart.yaml."""
+    return Config(
+        temperature=PITemperature(target=1.5, kp=0.3, ki=0.06, v_min=2.0),
+        pruning=EntropicPruning(during_prefill=True),
+    )
 
 
 def dense(config: Config) -> Config:
