@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,10 +26,18 @@ SAMPLE_PROMPTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 well, 1 a negative answer, 2 a fault."""
+    """Run the command line; returns the exit code.
+
+    0 is well, 1 a negative answer, 2 a fault, 130 an interrupt and 141 a closed output.
+    """
     args = _parser().parse_args(arguments)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # as with `| head`: whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except EntropicError as error:
         Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         return 2

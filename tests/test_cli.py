@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +299,14 @@ def test_bench_demo_compares_both_arms(
     }
     assert kinds == {"baseline": "first_come", "entropic": "entropic"}
     assert main(["plot", str(out)]) == 0
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "entropic_control.cli", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert said == b""
+    assert process.returncode == 141

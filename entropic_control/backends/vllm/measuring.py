@@ -9,7 +9,7 @@ import numpy as np
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.softmax import extremes, moments
+from entropic_control.controllers.softmax import extremes, moments, raw_and_tempered
 
 
 def measure(logits: Any, temperature: Array, raw: bool = True) -> Callable[[], Reading]:
@@ -44,9 +44,8 @@ def _on_host(logits: Array, temperature: Array, raw: bool) -> Array:
     for row, (z, t) in enumerate(zip(logits, temperature.tolist(), strict=True)):
         ends = extremes(z)
         if ends.valid:
-            at = moments(z, t, ends)
-            own = at if t == 1.0 or not raw else moments(z, 1.0, ends, spread=False)
-            columns[:, row] = at.entropy, at.varentropy, own.entropy if raw else np.nan, at.live
+            own, at = raw_and_tempered(z, t, ends) if raw else (None, moments(z, t, ends))
+            columns[:, row] = at.entropy, at.varentropy, own.entropy if own else np.nan, at.live
     return columns
 
 
