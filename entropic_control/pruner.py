@@ -17,14 +17,14 @@ Note = Callable[..., Any]
 
 def is_due(work: Work, pruning: Pruning) -> bool:
     """Whether the controller finds a sequence worth pruning, and lets it be pruned now."""
-    return work.prunable and _due(work, pruning.at(work.pruning))
+    return work.prunable and _due(work, pruning)
 
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
     """Prune a sequence if its controller finds it due. An eviction that is refused changes nothing."""
-    pruning = pruning.at(work.pruning)
-    if work.slot is None or not work.prunable or not _due(work, pruning):
+    if work.slot is None or not is_due(work, pruning):
         return
+    pruning = pruning.at(work.pruning)
     before = work.ledger.cells
     for start, stop in work.ledger.runs(pruning.keep(work.ledger.view())):
         if not backend.evict(work.slot, start, stop):
@@ -40,9 +40,9 @@ def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
 
 def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
     """Note, once, what `prune` would do."""
-    pruning = pruning.at(work.pruning)
     if work.observed or not _due(work, pruning):
         return
+    pruning = pruning.at(work.pruning)
     work.observed = True
     runs = work.ledger.runs(pruning.keep(work.ledger.view()))
     note("would_prune", work, cells=sum(stop - start for start, stop in runs))
@@ -53,7 +53,7 @@ def _due(work: Work, pruning: Pruning) -> bool:
         return False
     if pruning.needs_attention and not work.ledger.watched:
         return False  # nothing is known of its blocks yet
-    return pruning.due(work.ledger.blocks, work.ledger.length, work.ledger.size)
+    return pruning.at(work.pruning).due(work.ledger.blocks, work.ledger.length, work.ledger.size)
 
 
 def _compact_if_it_pays(work: Work, backend: Backend) -> bool:

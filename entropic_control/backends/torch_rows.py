@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.signals import Distribution, Reading
+from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import GREEDY, invalid, moments
 from entropic_control.controllers.temperature.base import Command
 from entropic_control.kernels._torch import torch
@@ -79,20 +79,14 @@ def measure(z: Any, command: Command, cut: Any) -> Measured:
     # One transfer: each waits for the device.
     h, v, raw, realized, norm, live, valid = _numpy(torch.stack(columns))
     valid = valid > 0
-    unknown = np.full(len(h), np.nan)
-    reading = Reading(
-        entropy=h,
-        varentropy=v,
-        raw_entropy=raw,
-        lower=h,
-        upper=h,
-        tail_mass=np.where(valid, 0.0, np.nan),
-        live=np.where(valid, live, 0).astype(np.int64),
+    reading = whole_row_reading(
+        h,
+        v,
+        raw,
+        np.where(valid, live, 0),
+        command.temperature,
+        valid,
         realized_entropy=realized,
-        surprisal=unknown,
-        raw_surprisal=unknown,
-        temperature=command.temperature.astype(np.float64),
-        valid=valid,
         distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
     )
     return Measured(reading, z / warm[:, None], norm)

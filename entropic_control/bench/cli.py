@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from entropic_control.bench.frontier_commands import add_commands as add_frontier
+from entropic_control.bench.options import add_shared, config_of
 from entropic_control.bench.paper_commands import add_commands as add_paper
 
 
@@ -26,7 +27,7 @@ def add_commands(commands: Any) -> None:
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="run directory")
     demo.add_argument("--repeats", type=int, default=1, help="runs of each arm; medians are shown")
     demo.add_argument("--tokens", type=int, help="tokens each request generates")
-    _shared(demo)
+    add_shared(demo)
     demo.set_defaults(run=_demo)
 
     overhead = parts.add_parser(
@@ -34,7 +35,7 @@ def add_commands(commands: Any) -> None:
     )
     overhead.add_argument("config", nargs="?", help="configuration; the defaults without one")
     overhead.add_argument("--repeats", type=int, default=3, help="paired runs")
-    _shared(overhead)
+    add_shared(overhead)
     overhead.set_defaults(run=_overhead)
 
     generate = parts.add_parser(
@@ -45,7 +46,7 @@ def add_commands(commands: Any) -> None:
     generate.add_argument("config", nargs="?", help="configuration; the defaults without one")
     generate.add_argument("--repeats", type=int, default=5, help="paired runs")
     generate.add_argument("--tokens", type=int, default=64, help="tokens each row generates")
-    _shared(generate)
+    add_shared(generate)
     generate.set_defaults(run=_generate, backend="triton")
 
     memory = parts.add_parser(
@@ -53,25 +54,11 @@ def add_commands(commands: Any) -> None:
     )
     memory.add_argument("config", nargs="?", help="configuration; the defaults without one")
     memory.add_argument("--requests", type=int, default=1000)
-    _shared(memory)
+    add_shared(memory)
     memory.set_defaults(run=_memory)
 
-    add_frontier(parts, _shared)
-    add_paper(parts, _shared)
-
-
-def _shared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PART.KEY=VALUE", help="change a setting"
-    )
-    parser.add_argument("--backend", help="backend kind to run on instead of the configured one")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-
-
-def _config(args: argparse.Namespace) -> Any:
-    from entropic_control.config import load_config
-
-    return load_config(args.config or {}, backend=args.backend, settings=args.set)
+    add_frontier(parts)
+    add_paper(parts)
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -83,7 +70,7 @@ def _demo(args: argparse.Namespace) -> int:
 
     workload = Workload(tokens=args.tokens) if args.tokens else Workload()
     with progress_bar(args.json) as bar:
-        summary = run_demo(_config(args), args.out, bar, workload=workload, repeats=args.repeats)
+        summary = run_demo(config_of(args), args.out, bar, workload=workload, repeats=args.repeats)
     if args.json:
         print(json.dumps(summary, indent=2))
         draw(args.out, Console(stderr=True))
@@ -110,23 +97,27 @@ def _entropy_table(entropy: dict[str, Any]) -> Table:
     return table
 
 
+def _pairs_table(label: str, rival: str, results: dict[str, Any]) -> Table:
+    table = Table(label, f"{rival} tokens/s", "engine tokens/s", "ratio")
+    for size, figures in results.items():
+        table.add_row(
+            size,
+            f"{figures[f'{rival}_tokens_per_second']:.1f}",
+            f"{figures['engine_tokens_per_second']:.1f}",
+            f"{figures['ratio']:.3f}",
+        )
+    return table
+
+
 def _overhead(args: argparse.Namespace) -> int:
     """Tokens per second of the engine with all loops on over a bare decode and argmax loop."""
     from entropic_control.bench.overhead import run_overhead
 
-    results = run_overhead(_config(args), repeats=args.repeats)
+    results = run_overhead(config_of(args), repeats=args.repeats)
     if args.json:
         print(json.dumps(results, indent=2))
         return 0
-    table = Table("batch", "bare tokens/s", "engine tokens/s", "ratio")
-    for batch, figures in results.items():
-        table.add_row(
-            batch,
-            f"{figures['bare_tokens_per_second']:.1f}",
-            f"{figures['engine_tokens_per_second']:.1f}",
-            f"{figures['ratio']:.3f}",
-        )
-    Console().print(table)
+    Console().print(_pairs_table("batch", "bare", results))
     return 0
 
 
@@ -136,19 +127,11 @@ def _generate(args: argparse.Namespace) -> int:
     from entropic_control.progress import progress_bar
 
     with progress_bar(args.json) as bar:
-        results = run_generate(_config(args), bar, repeats=args.repeats, tokens=args.tokens)
+        results = run_generate(config_of(args), bar, repeats=args.repeats, tokens=args.tokens)
     if args.json:
         print(json.dumps(results, indent=2))
         return 0
-    table = Table("rows", "generate tokens/s", "engine tokens/s", "ratio")
-    for rows, figures in results.items():
-        table.add_row(
-            rows,
-            f"{figures['generate_tokens_per_second']:.1f}",
-            f"{figures['engine_tokens_per_second']:.1f}",
-            f"{figures['ratio']:.3f}",
-        )
-    Console().print(table)
+    Console().print(_pairs_table("rows", "generate", results))
     return 0
 
 
@@ -158,7 +141,7 @@ def _memory(args: argparse.Namespace) -> int:
     from entropic_control.progress import progress_bar
 
     with progress_bar(args.json) as bar:
-        figures = run_memory(_config(args), bar, requests=args.requests)
+        figures = run_memory(config_of(args), bar, requests=args.requests)
     if args.json:
         print(json.dumps(figures, indent=2))
         return 0

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from entropic_control.backends.base import Backend, Chunk
+from entropic_control.bench.texts import Library
 from entropic_control.config import Config
 from entropic_control.controllers import (
     EntropicPruning,
@@ -29,6 +30,7 @@ from entropic_control.controllers import (
     SlidingWindow,
 )
 from entropic_control.controllers.base import Array
+from entropic_control.controllers.softmax import surprisals
 from entropic_control.errors import CapabilityError, ConfigError
 from entropic_control.ledger import Ledger
 from entropic_control.report import write_json
@@ -96,7 +98,7 @@ def cases_of(backend: Backend, tokens: int, documents: int, depths: int) -> Iter
 def _needle(backend: Backend, name: str, tokens: int, number: int, depths: int) -> Case:
     code = "".join(random.Random(number).sample("0123456789", 5))
     said, asked, answer = (
-        _plain(backend, text)
+        Library(backend).tokens(text)
         for text in (f"The secret code is {code}. Remember it.\n", QUESTION, code)
     )
     hay = tokens_of(backend, name, tokens - len(said))
@@ -117,12 +119,7 @@ def tokens_of(backend: Backend, name: str, tokens: int) -> Array:
         text = "\n\n".join(topics[topic] for topic in longest[int(number) :: 5])
     else:
         text = inspect.getsource(importlib.import_module(name))
-    return _plain(backend, text[: 12 * tokens])[:tokens]
-
-
-def _plain(backend: Backend, text: str) -> Array:
-    """Token ids without what the backend puts in front of every text."""
-    return np.asarray(backend.encode(text)[len(backend.encode("")) :], np.int32)
+    return Library(backend).tokens(text[: 12 * tokens])[:tokens]
 
 
 class Prefilled:
@@ -166,8 +163,7 @@ class Prefilled:
         total, recalled = 0.0, True
         for token in true:
             row = self._backend.forward([Chunk(0, length, given, True)]).logits[0]
-            row = row.astype(np.float64) - row.max()
-            total += float(np.log(np.exp(row).sum()) - row[token])
+            total += float(surprisals(row[None], np.array([token]))[0])
             recalled &= int(row.argmax()) == int(token)
             length, given = length + len(given), np.array([token], np.int32)
         return total / len(true), recalled

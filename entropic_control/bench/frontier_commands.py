@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from entropic_control.bench.options import add_shared, config_of, save_plot
 
-def add_commands(parts: Any, shared: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add the command to the parts of `bench`; `shared` adds the options that all parts have."""
+
+def add_commands(parts: Any) -> None:
+    """Add the command to the parts of `bench`."""
     frontier = parts.add_parser(
         "frontier",
         help="pruning rules by continuation and by facts kept",
@@ -29,7 +30,7 @@ def add_commands(parts: Any, shared: Callable[[argparse.ArgumentParser], None]) 
         "--documents", type=int, default=8, help="texts to be continued, at most 8"
     )
     frontier.add_argument("--depths", type=int, default=12, help="codes to be found")
-    shared(frontier)
+    add_shared(frontier)
     frontier.set_defaults(run=_frontier)
 
 
@@ -37,15 +38,13 @@ def _frontier(args: argparse.Namespace) -> int:
     """Compare pruning rules: NLL of the true continuation, and recall of a hidden code. Resumable."""
     from entropic_control.bench.frontier import run_frontier
     from entropic_control.bench.frontier_plot import frontier_plot
-    from entropic_control.config import load_config
-    from entropic_control.errors import CapabilityError, ConfigError
+    from entropic_control.errors import ConfigError
     from entropic_control.progress import progress_bar
 
     if any(not 0 < budget <= 1 for budget in args.budgets):
         raise ConfigError("budgets are shares of the text: above 0 and at most 1")
     if args.tokens < 256 or args.documents < 1 or args.depths < 1:
         raise ConfigError("give at least 256 tokens, one document and one depth")
-    config = load_config(args.config or {}, backend=args.backend, settings=args.set)
     with progress_bar(args.json) as bar:
         task = bar.add_task("texts", total=1)
 
@@ -54,7 +53,7 @@ def _frontier(args: argparse.Namespace) -> int:
             bar.refresh()
 
         figures = run_frontier(
-            config,
+            config_of(args),
             args.out,
             budgets=args.budgets,
             tokens=args.tokens,
@@ -67,11 +66,7 @@ def _frontier(args: argparse.Namespace) -> int:
         print(json.dumps(figures, indent=2))
     else:
         console.print(_table(figures))
-    try:
-        frontier_plot(figures).savefig(args.out / "frontier.png", dpi=110)
-        console.print(f"wrote {args.out / 'frontier.png'}", highlight=False)
-    except CapabilityError as error:
-        console.print(f"no plot was drawn: {error}", highlight=False)
+    save_plot(lambda: frontier_plot(figures), args.out / "frontier.png", console)
     return 0
 
 

@@ -6,18 +6,17 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from entropic_control.errors import CapabilityError
+from entropic_control.bench.options import add_shared, config_of, save_plot
 
 
-def add_commands(parts: Any, shared: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add both; `shared` adds the options that all benchmarks have."""
+def add_commands(parts: Any) -> None:
+    """Add both to the parts of `bench`."""
     paper = parts.add_parser(
         "paper", help="the paper's table: every loop on every workload", description=_paper.__doc__
     )
@@ -29,7 +28,7 @@ def add_commands(parts: Any, shared: Callable[[argparse.ArgumentParser], None]) 
     paper.add_argument("--workloads", nargs="+", default=[], metavar="NAME", help="some of them")
     paper.add_argument("--arms", nargs="+", default=[], metavar="NAME", help="some of them")
     paper.add_argument("--repeats", type=int, default=1, help="runs of each arm; medians are shown")
-    shared(paper)
+    add_shared(paper)
     paper.set_defaults(run=_paper)
 
     peers = parts.add_parser(
@@ -40,21 +39,16 @@ def add_commands(parts: Any, shared: Callable[[argparse.ArgumentParser], None]) 
     peers.add_argument("config", nargs="?", help="configuration; the quickstart's without one")
     peers.add_argument("--quick", action="store_true", help="small sizes: minutes, rough figures")
     peers.add_argument("--out", type=Path, default=Path("runs/peers"), help="run directory")
-    shared(peers)
+    add_shared(peers)
     peers.set_defaults(run=_peers)
-
-
-def _config(args: argparse.Namespace) -> Any:
-    from entropic_control.bench.arms import default_config
-    from entropic_control.config import load_config
-
-    return load_config(args.config or default_config(), backend=args.backend, settings=args.set)
 
 
 def _paper(args: argparse.Namespace) -> int:
     """Run the arms baseline, fair, sampling, scheduling, pruning and full on the workloads of the paper,
     and print each figure beside the paper's claim. An interrupted run goes on where it stopped."""
+    from entropic_control.bench.arms import default_config
     from entropic_control.bench.paper import Paper
+    from entropic_control.bench.paper_plot import paper_plot
     from entropic_control.bench.paper_report import markdown, summary_of, tables
     from entropic_control.bench.quality import missing_overlap
     from entropic_control.progress import progress_bar
@@ -62,7 +56,7 @@ def _paper(args: argparse.Namespace) -> int:
 
     console, remarks = Console(), Console(stderr=True)
     paper = Paper(
-        _config(args),
+        config_of(args, default_config()),
         args.out,
         quick=args.quick,
         workloads=args.workloads,
@@ -89,30 +83,22 @@ def _paper(args: argparse.Namespace) -> int:
     else:
         for table in tables(cells):
             console.print(table)
-    _draw(cells, args.out, remarks)
-    remarks.print(f"paper.json, evidence.md and evidence.png are in {args.out}", highlight=False)
+    save_plot(lambda: paper_plot(cells), args.out / "evidence.png", remarks)
+    remarks.print(f"paper.json and evidence.md are in {args.out}", highlight=False)
     return 0
-
-
-def _draw(cells: Any, out: Path, remarks: Console) -> None:
-    from entropic_control.bench.paper_plot import paper_plot
-
-    try:
-        paper_plot(cells).savefig(out / "evidence.png", dpi=110)
-    except CapabilityError as error:
-        remarks.print(f"no plot was drawn: {escape(str(error))}", highlight=False)
 
 
 def _peers(args: argparse.Namespace) -> int:
     """Run the chat and mixed workloads on llama.cpp's C++ server and on this engine in turn, and the
     temperature workload with llama.cpp's own dynatemp and mirostat samplers."""
+    from entropic_control.bench.arms import default_config
     from entropic_control.bench.peers import run_peers, tables
     from entropic_control.progress import progress_bar
     from entropic_control.report import write_json
 
     remarks = Console(stderr=True)
     with progress_bar(args.json) as bar:
-        summary = run_peers(_config(args), bar, quick=args.quick)
+        summary = run_peers(config_of(args, default_config()), bar, quick=args.quick)
     args.out.mkdir(parents=True, exist_ok=True)
     write_json(args.out / "peers.json", summary)
     for peer, reason in summary["missing"].items():

@@ -141,11 +141,15 @@ def measure(
             supports.append(None)
             own.append(None)
             continue
-        raw, tempered = raw_and_tempered(row, temperature, ends)
-        own.append(Support(row, None, raw))
-        support = Support(row, None, tempered)
         if early:
-            support = support.cut(truncation.keep(row, raw), temperature)
+            raw = moments(row, 1.0, ends, spread=temperature == 1.0)
+            support = Support(row, None, raw).cut(truncation.keep(row, raw), temperature)
+            if support.moments is raw and temperature != 1.0:
+                support = Support(row, None, moments(row, temperature, ends))
+        else:
+            raw, tempered = raw_and_tempered(row, temperature, ends)
+            support = Support(row, None, tempered)
+        own.append(Support(row, None, raw))
         at = support.moments
         estimate = estimator.estimate(support.logits, at)
         if late:

@@ -54,6 +54,41 @@ class Reading(NamedTuple):
     distribution: Distribution = Distribution.TEMPERED
 
 
+def whole_row_reading(
+    entropy: Array,
+    varentropy: Array,
+    raw_entropy: Array,
+    live: Array,
+    temperature: Array,
+    valid: Array,
+    *,
+    realized_entropy: Array | None = None,
+    surprisal: Array | None = None,
+    raw_surprisal: Array | None = None,
+    distribution: Distribution = Distribution.TEMPERED,
+) -> Reading:
+    """A `Reading` by an estimator that saw whole rows, arrays of shape (rows,): no tail, tight bounds.
+
+    Without truncation what is sampled is what was measured; surprisals are NaN until tokens are known.
+    """
+    unknown = np.full(len(entropy), np.nan)
+    return Reading(
+        entropy=entropy,
+        varentropy=varentropy,
+        raw_entropy=raw_entropy,
+        lower=entropy,
+        upper=entropy,
+        tail_mass=np.where(valid, 0.0, np.nan),
+        live=live.astype(np.int64),
+        realized_entropy=entropy if realized_entropy is None else realized_entropy,
+        surprisal=unknown if surprisal is None else surprisal,
+        raw_surprisal=unknown if raw_surprisal is None else raw_surprisal,
+        temperature=np.asarray(temperature, np.float64),
+        valid=valid,
+        distribution=distribution,
+    )
+
+
 def reading(
     entropy: Array | float,
     varentropy: Array | float = 1.0,

@@ -10,7 +10,7 @@ import numpy as np
 from entropic_control.backends.base import Draw, Drawn
 from entropic_control.backends.paged.step import upload
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.signals import Distribution, Reading
+from entropic_control.controllers.signals import Distribution, whole_row_reading
 from entropic_control.kernels._torch import torch
 from entropic_control.kernels.control_sample import PIGains, Sampled, control_sample
 from entropic_control.kernels.dispatch import Mode
@@ -103,19 +103,16 @@ def _drawn(sampled: Sampled, draw: Draw) -> Drawn:
     host: Array = torch.stack([column.double() for column in columns]).cpu().numpy()
     token, live, valid, entropy, varentropy, raw, realized, surprisal, own = host[:9]
     early = draw.cut is not None and draw.place == "before"
-    reading = Reading(
-        entropy=entropy,
-        varentropy=varentropy,
-        raw_entropy=raw,
-        lower=entropy,
-        upper=entropy,
-        tail_mass=np.where(valid > 0, 0.0, np.nan),
-        live=live.astype(np.int64),
+    reading = whole_row_reading(
+        entropy,
+        varentropy,
+        raw,
+        live,
+        draw.temperature,
+        valid > 0,
         realized_entropy=realized,
         surprisal=surprisal,
         raw_surprisal=own,
-        temperature=np.asarray(draw.temperature, np.float64),
-        valid=valid > 0,
         distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
     )
     state = None if sampled.state is None else host[9:]

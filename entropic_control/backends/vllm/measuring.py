@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.signals import Reading, whole_row_reading
 from entropic_control.controllers.softmax import extremes, moments, raw_and_tempered
 
 
@@ -61,18 +61,4 @@ def _on_device(logits: Any, temperature: Array, raw: bool) -> Any:
 
 def _reading(columns: Array, temperature: Array) -> Reading:
     entropy, varentropy, raw, live = columns
-    unknown = np.full(len(temperature), np.nan)
-    return Reading(
-        entropy=entropy,
-        varentropy=varentropy,
-        raw_entropy=raw,
-        lower=entropy,
-        upper=entropy,
-        tail_mass=np.zeros(len(temperature)),
-        live=live.astype(np.int64),
-        realized_entropy=entropy,
-        surprisal=unknown,
-        raw_surprisal=unknown,
-        temperature=temperature,
-        valid=live > 0,
-    )
+    return whole_row_reading(entropy, varentropy, raw, live, temperature, live > 0)
