@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from entropic_control.backends.base import Backend
     from entropic_control.engine import Engine
 
-FORMAT = 1
+FORMAT = 2
 STATES = ("temperature", "priority", "pruning", "speculation")
 """The controllers whose states are saved."""
+FITTING = ("name", "vocab", "context", "block")
+"""What a backend must have in common with the one that a state was saved on."""
 
 
 def save(engine: Engine, path: Path) -> None:
@@ -29,7 +31,7 @@ def save(engine: Engine, path: Path) -> None:
     now = engine.backend.now()
     head = {
         "format": FORMAT,
-        "backend": engine.backend.capabilities._asdict(),
+        "backend": _fitting(engine.backend),
         "config": engine.config.model_dump(mode="json"),
         "dry_run": engine.dry_run,
         "requests": [_describe(work, now) for work in works],
@@ -64,10 +66,10 @@ def restore(path: str | Path, backend: Backend | None = None) -> Engine:
     arrays, head = _read(Path(path))
     engine = Engine(load_config(head["config"]), backend, dry_run=head["dry_run"])
     try:
-        if engine.backend.capabilities._asdict() != head["backend"]:
+        here = _fitting(engine.backend)
+        if here != head["backend"]:
             raise StateError(
-                f"{str(path)!r} was saved on {head['backend']}, and this backend is "
-                f"{engine.backend.capabilities._asdict()}"
+                f"{str(path)!r} was saved on {head['backend']}, and this backend is {here}"
             )
         for index, described in enumerate(head["requests"]):
             own = {
@@ -99,6 +101,10 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     if form != FORMAT or not complete:
         raise StateError(f"{str(path)!r} has format {form!r}, not {FORMAT}, or lacks a part")
     return arrays, head
+
+
+def _fitting(backend: Backend) -> dict[str, Any]:
+    return {name: getattr(backend.capabilities, name) for name in FITTING}
 
 
 def _describe(work: Sequence, now: float) -> dict[str, Any]:

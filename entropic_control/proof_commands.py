@@ -36,7 +36,9 @@ def add_commands(subparsers: Any) -> None:
         "tune", help="find gains for a run's plant", description=_tune.__doc__
     )
     tune.add_argument("directory", type=Path, metavar="RUN_DIR")
-    tune.add_argument("--target", type=float, default=1.0, help="entropy to hold, nats")
+    tune.add_argument(
+        "--target", type=float, help="entropy to hold, nats; by default the run's own mean"
+    )
     tune.add_argument("--gm", type=float, default=6.0, help="least gain margin, dB")
     tune.add_argument("--pm", type=float, default=60.0, help="least phase margin, degrees")
     tune.add_argument(
@@ -80,7 +82,8 @@ def _tune(args: argparse.Namespace) -> int:
     from entropic_control.proofs.identify import identify
 
     plant = identify(args.directory)
-    tuned = design(plant, args.target, args.gm, args.pm, wander=args.wander, delay=args.delay)
+    target = round(plant.entropy, 2) if args.target is None else args.target
+    tuned = design(plant, target, args.gm, args.pm, wander=args.wander, delay=args.delay)
     found, spread = expected(tuned, plant, args.delay)
     part = tuned.model_dump(mode="json")
     if args.json:

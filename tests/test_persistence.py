@@ -197,7 +197,7 @@ class Trap:
         npz(head=np.frombuffer(b"\xff\xfe", np.uint8)),
         npz(head=head([1, 2])),
         npz(head=head({})),
-        npz(head=head({"format": 1})),
+        npz(head=head({"format": 2})),
         npz(head=head({"format": 99, "config": {}})),
         npz(head=np.array([Trap()], dtype=object)),
     ],
@@ -285,6 +285,11 @@ def test_another_backend_is_refused_and_left_open(saved: Path) -> None:
     assert not closed
     same = SimulatedConfig(**SMALL).open()
     assert restore(saved, same).backend is same
+
+
+def test_a_smaller_engine_of_the_same_model_goes_on(saved: Path) -> None:
+    single = SimulatedConfig(**{**SMALL, "slots": 1}).open()
+    assert tokens_of(restore(saved, single).run()) == tokens_of(restore(saved).run())
 
 
 def test_the_file_holds_arrays_and_json_only(saved: Path) -> None:

@@ -10,6 +10,7 @@ import yaml
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import ConfigError, TraceError
 from entropic_control.proof_commands import add_commands
+from entropic_control.proofs.identify import identify
 
 
 def call(*arguments: str) -> int:
@@ -70,6 +71,7 @@ def test_tune_prints_a_part_that_loads(run: Path, capsys: pytest.CaptureFixture[
     assert call("tune", str(run), "--json") == 0
     data = json.loads(capsys.readouterr().out)
     assert data["expected"]["gain_margin_db"] >= 6
+    assert data["temperature"]["target"] == round(identify(run).entropy, 2)
 
 
 def test_faults_are_typed(tmp_path: Path, run: Path) -> None:
