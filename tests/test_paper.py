@@ -16,9 +16,10 @@ from entropic_control.bench import paper as papers
 from entropic_control.bench import resources
 from entropic_control.bench.aims import AIMS, CLAIMS, Aim
 from entropic_control.bench.arms import DENSE, arms_of, default_config
-from entropic_control.bench.compare import comparisons_of, results_of, super_additivity
+from entropic_control.bench.compare import Compared, comparisons_of, results_of, super_additivity
 from entropic_control.bench.paper import Cell, Cells, Paper
 from entropic_control.bench.paper_report import markdown, summary_of
+from entropic_control.bench.statistics import Interval
 from entropic_control.bench.workloads import ALL, QUICK, WORKLOADS, Setting, Sizes
 from entropic_control.cli import main
 from entropic_control.config import Config
@@ -145,6 +146,29 @@ def test_ratios_are_over_the_better_dense_arm_and_latency_over_each(cells: Cells
         assert interval.low < expected < interval.high
 
 
+def test_recall_is_compared_needle_by_needle(cells: Cells) -> None:
+    one = dict(cells["long", "baseline", 0])
+    asked = [{"depth": 0.5, "nll": 1.0, "recalled": share} for share in (0.2, 0.4, 0.6, 0.8)]
+    worse = [needle | {"recalled": needle["recalled"] - 0.2, "nll": 1.5} for needle in asked]
+    table = {
+        ("long", arm, 0): {
+            **one,
+            "arm": arm,
+            "measures": {
+                **one["measures"],
+                "needle_recall_percent": 100 * np.mean([n["recalled"] for n in needles]),
+                "needle_nll": np.mean([n["nll"] for n in needles]),
+            },
+            "requests": [{**one["requests"][0], "needles": needles}],
+        }
+        for arm, needles in (("baseline", asked), ("full", worse))
+    }
+    full = comparisons_of(table)["long"]["full"]
+    for measure, drop in (("needle_recall_percent", -20), ("needle_nll", 0.5)):
+        assert full[measure].value == pytest.approx(drop)
+        assert full[measure].interval == pytest.approx((drop, drop))
+
+
 def test_the_same_run_twice_is_a_ratio_of_one_without_a_spread(cells: Cells) -> None:
     twice = {
         ("chat", arm, 0): {**cells["chat", "baseline", 0], "arm": arm}
@@ -195,6 +219,16 @@ def test_verdicts_in_words() -> None:
         verdict = Aim("mixed", "full", "longest_wait", bound, False, compared=False).judge(
             results, {}
         )
+        assert verdict is not None
+        assert verdict.words == words
+    full = {"nll": Compared(0.02, "baseline", Interval(0.01, 0.03))}
+    for bound, words in (
+        (0.05, "reached"),
+        (0.025, "reached, but the interval holds worse"),
+        (0.015, "not reached, by 0.005, but the interval holds better"),
+        (0.005, "not reached, by 0.015"),
+    ):
+        verdict = Aim("mixed", "full", "nll", bound, False).judge({}, {"mixed": {"full": full}})
         assert verdict is not None
         assert verdict.words == words
     latency, throughput = CLAIMS[0], CLAIMS[1]

@@ -96,13 +96,11 @@ class Aim:
         )
 
     def _words(self, value: float, interval: Interval | None, reached: bool) -> str:
-        if not reached:
-            return f"not reached, by {abs(value - self.bound):.2g}"
-        if interval is None:
-            return "reached"
-        worst = interval.low if self.at_least else interval.high
-        sure = worst >= self.bound if self.at_least else worst <= self.bound
-        return "reached" if sure else "reached, but the interval holds worse"
+        unsure = interval is not None and interval.low <= self.bound <= interval.high
+        if reached:
+            return "reached, but the interval holds worse" if unsure else "reached"
+        missed = f"not reached, by {abs(value - self.bound):.2g}"
+        return f"{missed}, but the interval holds better" if unsure else missed
 
 
 def _least(workload: str, bounds: dict[str, float], arm: str = "full") -> list[Aim]:

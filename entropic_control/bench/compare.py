@@ -44,6 +44,8 @@ MORE_IS_BETTER = (
 )
 DIFFERENCES = ("nll", "needle_recall_percent", "needle_nll", "rouge_l", "bleu")
 PER_REQUEST = ("latency_mean", "time_to_first_token", "time_per_output_token")
+PER_NEEDLE = {"needle_recall_percent": ("recalled", 100.0), "needle_nll": ("nll", 1.0)}
+"""What each is of a single needle, and its unit."""
 
 
 class Compared(NamedTuple):
@@ -151,6 +153,8 @@ def _interval(
         return _requests_interval(pairs, name, mean_ratio)
     if measure == "nll":
         return _requests_interval(pairs, measure, mean_difference)
+    if measure in PER_NEEDLE:
+        return _needles_interval(pairs, *PER_NEEDLE[measure])
     if measure in RATES:
         one, other = pairs[0]  # of several repeats the first: their spread is beside it anyway
         return rate_interval([run_of(one), run_of(other)], RATES[measure], ratio)
@@ -168,6 +172,18 @@ def _requests_interval(
                 columns[0].append(a[name])
                 columns[1].append(b[name])
     return paired_interval([np.array(column) for column in columns], statistic)
+
+
+def _needles_interval(
+    pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], name: str, unit: float
+) -> Interval | None:
+    """Needles are paired by request and order, which all arms share."""
+
+    def column(arm: int) -> Array:
+        requests = (request for pair in pairs for request in pair[arm]["requests"])
+        return np.array([unit * needle[name] for one in requests for needle in one["needles"]])
+
+    return paired_interval([column(0), column(1)], mean_difference)
 
 
 class Excess(NamedTuple):
