@@ -5,35 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from entropic_control import persistence
 from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
 from entropic_control.backends.cost import Shape
-from entropic_control.config import Config, describe
-from entropic_control.controllers.base import Array, Controller
+from entropic_control.config import Config
+from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority import Candidates, FirstCome, Limits
 from entropic_control.controllers.state import stack
 from entropic_control.errors import (
     CapabilityError,
-    ConfigError,
     DecodeError,
     EngineBusy,
     LogitsError,
-    ModelError,
     NoRoom,
-    PromptError,
     RequestError,
 )
+from entropic_control.intake import Intake, rejected
 from entropic_control.loops import Loops
 from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
+from entropic_control.requirements import require
 from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.speculator import Row, Speculator
@@ -71,44 +69,19 @@ class Engine:
         self._coming: list[Work] = []
         self._seats = Seats(self.backend, self._preempted)
         self._loops = Loops(config, self.backend, dry_run=dry_run)
+        self._intake = Intake(config, self.backend, self._loops)
         self._step_number = 0
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self._order = FirstCome() if dry_run else config.priority
         try:
-            self._check_capabilities()
+            require(config, self.backend.capabilities)
         except CapabilityError:
             if backend is None:
                 self.backend.close()
             raise
         drafts = config.speculation.drafts and not dry_run
         self._speculator = Speculator(config, self.backend) if drafts else None
-
-    def _check_capabilities(self) -> None:
-        able = self.backend.capabilities
-        pruning, speculation = self.config.pruning, self.config.speculation
-
-        def check(needed: bool, able_to: bool, what: str, part: Controller, remedy: str) -> None:
-            if needed and not able_to:
-                raise CapabilityError(
-                    f"backend '{able.name}' cannot {what}, so {part.family} '{part.kind}' cannot run "
-                    f"on it: {remedy}"
-                )
-
-        evict, draft = "evict parts of this model's KV cache", "take back tokens that it was fed"
-        select, watch = "attend to some of the KV blocks only", "measure the attention of KV blocks"
-        other = "choose another kind, or the triton backend"
-        check(pruning.prunes, able.can_evict, evict, pruning, "set pruning to 'none'")
-        check(pruning.selects, able.can_select, select, pruning, other)
-        check(pruning.needs_attention, able.can_score_attention, watch, pruning, other)
-        alone = "set speculation to 'none'"
-        check(speculation.drafts, able.can_rollback, draft, speculation, alone)
-        by_token = pruning.selects or pruning.needs_attention
-        if speculation.drafts and by_token:
-            raise CapabilityError(
-                f"pruning '{pruning.kind}' looks at every token of its own, so speculation "
-                f"'{speculation.kind}' cannot run with it: {alone}"
-            )
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -126,30 +99,10 @@ class Engine:
             return self._submit(request)
 
     def _submit(self, request: Request | Prompt) -> str:
-        number = len(self.trace.names)
-        name = self._free_name(number)
-        if not isinstance(request, Request):
-            try:
-                request = Request.model_validate({"prompt": request})
-            except ValidationError as error:
-                raise PromptError(name, describe(error, "the prompt")) from None
-        defaults = self.config.generation
-        request = request.replace(
-            id=request.id or name,
-            max_tokens=request.max_tokens or defaults.max_tokens,
-            seed=defaults.seed + number if request.seed is None else request.seed,
-            stop=defaults.stop if request.stop is None else request.stop,
-        )
-        prompt = self._tokens_of(request.id or "", request.prompt)
-        self._check_ids(request.id or "", np.maximum(request.forced, 0))
-        work = self.prepare(request, prompt)
-        work.arrived = self.backend.now() + request.arrive
+        work = self._intake.accepted(request, self.trace.names)
+        work.arrived = self.backend.now() + work.request.arrive
         self._queue(work)
         return work.id
-
-    def _free_name(self, number: int) -> str:
-        """The name of a request that has none: its number, or the next one that nobody chose."""
-        return next(name for name in map(str, count(number)) if name not in self.trace.names)
 
     def prepare(self, request: Request, prompt: Array) -> Work:
         """A sequence with fresh controller states, for a request with every field set.
@@ -161,21 +114,7 @@ class Engine:
         ConfigError
             If the id is taken or a per-request setting is not one of the controller's.
         """
-        work_id = request.id or ""
-        if work_id in self.trace.names:
-            raise ConfigError(f"request id {work_id!r} is taken")
-        context = self.backend.capabilities.context
-        limit = min(request.max_tokens or 0, context - len(prompt))
-        if limit < 1:
-            raise PromptError(
-                work_id,
-                f"the prompt has {len(prompt)} tokens and the context holds {context}: shorten it, "
-                f"or set backend.context higher if the model allows",
-            )
-        block = self.backend.capabilities.block
-        work = Work(request, len(self.trace.names), prompt, limit, context, block)
-        self._loops.enter(work)
-        return work
+        return self._intake.sequence(request, prompt, self.trace.names)
 
     def adopt(self, work: Work) -> None:
         """Queue a sequence that was at work in another engine."""
@@ -191,30 +130,6 @@ class Engine:
     def unfinished(self) -> list[Work]:
         """The sequences that are not done, in order of arrival."""
         return sorted(self._live + self._coming, key=lambda w: w.number)
-
-    def _tokens_of(self, name: str, prompt: Prompt) -> Array:
-        if isinstance(prompt, str) and not prompt.strip():
-            raise PromptError(name, "the prompt is empty")
-        try:
-            tokens = self.backend.encode(prompt)
-        except ModelError as error:
-            raise PromptError(name, str(error)) from error
-        except OverflowError:
-            raise self._outside(name) from None
-        except UnicodeEncodeError as error:
-            raise PromptError(name, f"the prompt is not text: {error}") from None
-        if not len(tokens):
-            raise PromptError(name, "the prompt is empty")
-        self._check_ids(name, tokens)
-        return tokens
-
-    def _check_ids(self, name: str, tokens: Array) -> None:
-        if np.any((tokens < 0) | (tokens >= self.backend.capabilities.vocab)):
-            raise self._outside(name)
-
-    def _outside(self, name: str) -> PromptError:
-        last = self.backend.capabilities.vocab - 1
-        return PromptError(name, f"token ids must lie between 0 and {last}")
 
     def cancel(self, request: str) -> None:
         """End a request at the next step, from any thread; its tokens so far are kept."""
@@ -238,12 +153,9 @@ class Engine:
         return failed
 
     def _reject(self, request: Request | Prompt, error: RequestError) -> Failed:
-        if not isinstance(request, Request):
-            request = Request.model_construct(prompt=str(request))
-        work = Work(request, len(self.trace.names), np.zeros(0, np.int32), 0, 0)
+        work = rejected(request, error, self.trace.names)
         self.trace.names.append(work.id)
         work.arrived = work.finished = self.backend.now()
-        work.reason, work.error = "failed", error
         self.done.append(work)
         self._note("failed", work, reason=str(error))
         return Failed(work.id, error)
