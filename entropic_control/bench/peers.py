@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Column, Table
 
@@ -17,6 +18,7 @@ from entropic_control.backends.models import resolve
 from entropic_control.bench.arms import arms_of
 from entropic_control.bench.native_samplers import dynatemp, mirostat, run_native, sampler_figures
 from entropic_control.bench.paper import sized_backend
+from entropic_control.bench.paper_report import ROWS
 from entropic_control.bench.workloads import FULL, QUICK, WORKLOADS, Setting, Sizes, Task, Workload
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
@@ -217,23 +219,23 @@ def _sampled(report: Any, target: float) -> dict[str, float]:
 
 def tables(summary: Mapping[str, Any]) -> list[Table]:
     """The results for the terminal."""
-    shared = Table(
-        "workload", Column("arm", no_wrap=True), *(name.replace("_", " ") for name in _MEASURES)
-    )
-    for workload in SHARED:
-        for arm, figures in summary["results"][workload].items():
-            shared.add_row(workload, arm, *(f"{figures[name]:.2f}" for name in _MEASURES))
-    samplers = Table(
-        Column("sampler", no_wrap=True), *(name.replace("_", " ") for name in _SAMPLER_MEASURES)
-    )
-    for arm, figures in summary["results"]["samplers"].items():
-        samplers.add_row(arm, *(f"{figures[name]:.2f}" for name in _SAMPLER_MEASURES))
+    shared = [_table(workload, summary["results"][workload], _MEASURES) for workload in SHARED]
+    samplers = _table("temperature", summary["results"]["samplers"], _SAMPLER_MEASURES)
     aims = Table("workload", "full over the server", "aim", "measured", "verdict")
     for workload, (measure, sense, bound) in _AIMS.items():
         value = summary["ratios"].get(workload, {}).get(measure)
         if value is not None:
             reached = value >= bound if sense == ">=" else value <= bound
             words = "reached" if reached else f"not reached, by {abs(value - bound):.2g}"
-            name = measure.replace("_", " ")
-            aims.add_row(workload, name, f"{sense} {bound:g}", f"{value:.2f}", words)
-    return [shared, aims, samplers]
+            aims.add_row(
+                workload, escape(ROWS[measure][0]), f"{sense} {bound:g}", f"{value:.2f}", words
+            )
+    return [*shared, aims, samplers]
+
+
+def _table(title: str, arms: Mapping[str, Any], measures: Sequence[str]) -> Table:
+    table = Table(title, *(Column(arm, justify="right") for arm in arms))
+    for measure in measures:
+        name, form = ROWS[measure]
+        table.add_row(escape(name), *(f"{figures[measure]:{form}}" for figures in arms.values()))
+    return table
