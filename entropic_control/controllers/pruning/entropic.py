@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear
-from entropic_control.controllers.pruning.base import Blocks, Pruning
+from entropic_control.controllers.pruning.base import Blocks, Pruning, Survey
 from entropic_control.controllers.pruning.filtered import GateState, filter_linear, filter_update
+from entropic_control.controllers.pruning.ngram import estimated_surprisal, rarity
 from entropic_control.controllers.signals import Reading
 
 
@@ -57,6 +58,8 @@ class EntropicPruning(Pruning):
     lead: int = Field(8, ge=0)
     tail: int = Field(4, ge=0)
     fading: float = Field(15.0, ge=0)
+    measured: float = Field(0.3, ge=0, le=1)
+    numbers: float = Field(1.0, ge=0)
     follow: float = Field(0.0, ge=0, lt=1)
     gate: float | None = Field(6.0, gt=0)
     entropy_floor: float = Field(0.02, gt=0)
@@ -100,6 +103,21 @@ class EntropicPruning(Pruning):
         least = self.model_copy(update={"budget": self._scaled(1 - self.follow)})
         window = int(self.window * least.budget_blocks(length, 1))
         return min(super().measures(length), length - window + self.lead)
+
+    def survey(self, prompt: Array, length: int, numbers: Array) -> Survey:
+        """The estimate everywhere, and the model's own where it matters and the estimate is highest."""
+        unknown, needed, none = super().survey(prompt, length, numbers)
+        if not needed.any():
+            return Survey(unknown, needed, none)
+        extra = self.numbers * rarity(numbers)
+        if self.measured == 1:
+            return Survey(unknown, needed, extra)
+        estimate = estimated_surprisal(prompt) + extra
+        count = round(self.measured * np.count_nonzero(needed))
+        highest = np.argsort(np.where(needed, -estimate, np.inf), kind="stable")[:count]
+        measured = np.zeros_like(needed)
+        measured[highest] = True
+        return Survey(estimate, measured, extra)
 
     def score(self, blocks: Blocks) -> Array:
         share = int(self.window * self.budget_blocks(blocks.length, blocks.size))
