@@ -72,7 +72,10 @@ class Score(NamedTuple):
 
 
 def rules_of(config: Config, budget: float) -> dict[str, Pruning]:
-    """The rules that are compared, at one budget; 'entropic' is the configuration's own."""
+    """The rules that are compared, at one budget; 'entropic' is the configuration's own.
+
+    Beside it stands the same rule with nothing of the text measured, and with everything.
+    """
     own = config.pruning if config.pruning.prunes else EntropicPruning()
     common = {"budget": budget, "min_tokens": 0, "sinks": own.sinks, "recent": own.recent}
     entropic = own.replace(**common)

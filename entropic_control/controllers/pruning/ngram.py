@@ -55,7 +55,7 @@ def estimated_surprisal(tokens: Array) -> Array:
         again = _earlier(gram)
         probability = (again + weight * probability) / (seen + weight)
         seen, weight = np.r_[0, again[:-1]], TRUST
-    return BASE - SLOPE * np.log(probability)
+    return np.asarray(BASE - SLOPE * np.log(probability))
 
 
 def rarity(members: Array) -> Array:
@@ -71,7 +71,8 @@ def rarity(members: Array) -> Array:
     """
     members = np.asarray(members, np.bool_)
     before = np.cumsum(members) - members
-    return np.where(members, -np.log((before + 1) / (np.arange(len(members)) + RARE)), 0.0)
+    nats = -np.log((before + 1) / (np.arange(len(members)) + RARE))
+    return np.where(members, nats, 0.0)
 
 
 def _earlier(values: Array) -> Array:
