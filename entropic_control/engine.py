@@ -344,7 +344,7 @@ class Engine:
             work.served = self._step_number
             work.ledger.extend(len(chunk.tokens) - chunk.drafts)
             if surprisal is not None:
-                work.ledger.record(chunk.start + 1, surprisal)
+                work.learn(chunk.start + 1, surprisal)
         for (work, _), looked in zip(chosen, forward.attention, strict=False):
             if looked is not None:
                 work.ledger.attended(looked.number, looked.mass)

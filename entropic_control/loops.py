@@ -17,6 +17,7 @@ from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
+from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
 
 
@@ -43,18 +44,17 @@ class Loops:
     ----------
     config : Config
         Whose controllers they are.
-    backend : Backend, optional
+    backend : Backend
         Where the logits live; the controllers run there too if it and they can.
     dry_run : bool
         Update every controller, but sample at the temperature the controller starts from; at 1 if
         it would choose that from the logits.
     """
 
-    def __init__(
-        self, config: Config, backend: Backend | None = None, *, dry_run: bool = False
-    ) -> None:
+    def __init__(self, config: Config, backend: Backend, *, dry_run: bool = False) -> None:
         self.config = config
         self._dry_run = dry_run
+        self._numerals = Numerals(backend.piece)
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
     def enter(self, work: Work) -> None:
@@ -65,7 +65,12 @@ class Loops:
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
         work.speculation = self.config.speculation.init(1)
-        work.measured = self.config.pruning.measures(len(work.prompt) + work.limit)
+        length = len(work.prompt) + work.limit
+        work.measured = self.config.pruning.measures(length)
+        if work.measured:
+            numbers = self._numerals.among(work.prompt)
+            work.survey = self.config.pruning.survey(work.prompt, length, numbers)
+            work.ledger.record(0, work.survey.estimate)
 
     def watches(self, work: Work) -> bool:
         """Whether the attention of the sequence's next token is wanted."""

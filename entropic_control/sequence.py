@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.pruning import BLOCK
+from entropic_control.controllers.pruning import BLOCK, Survey
 from entropic_control.ledger import Ledger
 from entropic_control.request import FinishReason, Request
 from entropic_control.text import TextStream
@@ -56,7 +56,9 @@ class Sequence:
         self.swapped: bytes | None = None
         """KV taken out of the engine while the request is preempted."""
         self.measured = 0
-        """The surprisals of the tokens at positions below this are wanted, for pruning."""
+        """The surprisals of the tokens at positions below this matter to pruning."""
+        self.survey: Survey | None = None
+        """What pruning assumes of the prompt's surprisals, and wants to know."""
         self.prunable = True
         self.observed = False
         """Whether a dry run has noted what pruning would do."""
@@ -117,8 +119,14 @@ class Sequence:
         return np.array(self.tokens[-1:] + self.draft, np.int32)
 
     def following(self, count: int) -> Array | None:
-        """The prompt tokens that follow the next `count`, as far as their surprisal is wanted."""
+        """The prompt tokens that follow the next `count`, -1 where their surprisal is not wanted."""
         at = self.ledger.length + 1
-        if not self.prompt_left or at >= self.measured:
+        if self.survey is None or not self.survey.measured[at : at + count].any():
             return None
-        return self.prompt[at : min(at + count, self.measured)]
+        wanted = self.survey.measured[at : at + count]
+        return np.where(wanted, self.prompt[at : at + count], -1).astype(np.int32)
+
+    def learn(self, start: int, surprisal: Array) -> None:
+        """Note the measured surprisals, nats, of the prompt's tokens from position `start` on."""
+        assert self.survey is not None
+        self.ledger.record(start, surprisal + self.survey.extra[start : start + len(surprisal)])

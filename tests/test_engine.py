@@ -99,10 +99,12 @@ def test_tokens_do_not_depend_on_the_schedule(priority: Any, step_tokens: int) -
     assert tokens_of(together.run(requests())) == alone
 
 
-def test_chunks_of_a_prompt_are_measured_like_the_whole() -> None:
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_chunks_of_a_prompt_are_measured_like_the_whole(share: float) -> None:
     tables = []
+    pruning = PRUNE.replace(window=0.0, measured=share)
     for step_tokens in (16, 24, 512):
-        engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.0))
+        engine = simulated({"step_tokens": step_tokens}, pruning=pruning)
         engine.submit(Request(prompt=ids(200), max_tokens=9))
         while engine.unfinished[0].prompt_left:
             engine.step()
@@ -123,7 +125,8 @@ def test_surprisal_belongs_to_the_block_of_its_own_token(step_tokens: int) -> No
         plant.release(0)
         surprising = len(prompt) in (32, 79)
         prompt.append(1 + int(row.argmin() if surprising else row.argmax()))
-    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.0))
+    pruning = PRUNE.replace(window=0.0, measured=1.0, numbers=0.0)
+    engine = simulated({"step_tokens": step_tokens}, pruning=pruning)
     engine.submit(Request(prompt=prompt, max_tokens=9))
     while engine.unfinished[0].prompt_left:
         engine.step()
@@ -152,24 +155,51 @@ def test_prompts_are_measured_only_where_pruning_will_need_it() -> None:
         engine.run([Request(prompt=ids(prompt), max_tokens=5)])
         return bool(engine.trace.steps["measured"].any())
 
-    assert measured(PRUNE, 200)
-    assert not measured(PRUNE, 40)
+    assert measured(PRUNE.replace(measured=1.0), 200)
+    assert measured(PRUNE.replace(measured=0.1), 200)
+    assert not measured(PRUNE.replace(measured=0.0), 200)
+    assert not measured(PRUNE.replace(measured=1.0), 40)
     assert not measured(NoPruning(), 200)
     assert not measured(SlidingWindow(budget=96, recent=2, min_tokens=64), 200)
 
 
 @pytest.mark.parametrize("step_tokens", [16, 48, 512])
 def test_the_prompt_in_the_window_is_not_measured(step_tokens: int) -> None:
-    engine = simulated({"step_tokens": step_tokens}, pruning=PRUNE.replace(window=0.5))
+    pruning = PRUNE.replace(window=0.5, measured=1.0)
+    engine = simulated({"step_tokens": step_tokens}, pruning=pruning)
     engine.submit(Request(prompt=ids(400), max_tokens=20))
     while engine.unfinished[0].prompt_left:
         engine.step()
     nats = engine.unfinished[0].ledger.export()["surprisal"].ravel()
-    last = PRUNE.replace(window=0.5).measures(420)
+    last = pruning.measures(420)
     assert last == 420 - 48 + PRUNE.lead
     assert np.all(nats[1:last] > 0)
     assert not np.any(nats[last:400])
     assert engine.trace.steps["measured"].sum() == last - 1
+
+
+@pytest.mark.parametrize("step_tokens", [16, 48, 512])
+def test_what_is_not_measured_is_estimated_before_the_prompt_is_read(step_tokens: int) -> None:
+    def nats_of(share: float, numbers: float = 1.0) -> Any:
+        pruning = PRUNE.replace(window=0.25, measured=share, numbers=numbers)
+        engine = simulated({"step_tokens": step_tokens}, pruning=pruning)
+        engine.submit(Request(prompt=ids(400), max_tokens=20))
+        work = engine.unfinished[0]
+        before = work.ledger.export()["surprisal"].ravel()[:400]
+        while work.prompt_left:
+            engine.step()
+        after = work.ledger.export()["surprisal"].ravel()[:400]
+        asked = int(engine.trace.steps["measured"].sum())
+        return work.survey, before, after, asked
+
+    _, _, true, _ = nats_of(1.0, numbers=0.0)
+    for share in (0.0, 0.4):
+        survey, before, after, asked = nats_of(share)
+        estimate = survey.estimate.astype(np.float32)
+        np.testing.assert_array_equal(before, estimate)
+        measured = true + survey.extra.astype(np.float32)
+        np.testing.assert_allclose(after, np.where(survey.measured, measured, estimate), rtol=1e-6)
+        assert asked == survey.measured.sum()
 
 
 def test_pruning_between_the_chunks_of_a_prompt_makes_later_chunks_cheaper() -> None:

@@ -50,7 +50,7 @@ def test_a_rule_prunes_the_same_state_again_and_again(block: int) -> None:
 def test_an_interrupted_run_goes_on_to_the_same_figures(tmp_path: Path) -> None:
     whole = run_frontier(CONFIG, tmp_path / "whole", advance=silent, **SMALL)
     lines = (tmp_path / "whole/scores.jsonl").read_text().splitlines(keepends=True)
-    assert len(lines) == 11 * 4
+    assert len(lines) == 15 * 4
     (tmp_path / "cut").mkdir()
     (tmp_path / "cut/scores.jsonl").write_text("".join(lines[:17]) + lines[17][:9] + "\n")
     resumed = run_frontier(CONFIG, tmp_path / "cut", advance=silent, **SMALL)

@@ -210,6 +210,22 @@ def test_prompt_surprisal_is_that_of_the_logits(backend: Any) -> None:
     np.testing.assert_allclose(np.concatenate([first, second]), together, atol=0.15)
 
 
+def test_single_surprisals_are_those_of_the_whole(backend: Any) -> None:
+    tokens = prose(backend, 60)
+    whole = backend.forward([Chunk(0, 0, tokens, True, tokens[1:])])
+    nats, last = whole.surprisal[0].copy(), whole.logits[0].copy()
+    some = np.where(np.arange(59) % 3 == 1, tokens[1:], -1).astype(np.int32)
+    other = np.where(np.arange(30) == 29, tokens[1:31], -1).astype(np.int32)
+    chunks = [Chunk(1, 0, tokens, True, some), Chunk(2, 0, tokens[:30], True, other)]
+    forward = backend.forward(chunks)
+    assert len(forward.logits) == 2
+    np.testing.assert_allclose(forward.logits[0], last, atol=0.3)
+    for given, expected in ((some, nats), (other, nats[:30])):
+        found = forward.surprisal[0 if given is some else 1]
+        np.testing.assert_array_equal(np.isnan(found), given < 0)
+        np.testing.assert_allclose(found[given >= 0], expected[given >= 0], atol=0.15)
+
+
 # -- the ledger and the cache -----------------------------------------------------------------------
 
 

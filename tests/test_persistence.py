@@ -298,3 +298,31 @@ def test_the_file_holds_arrays_and_json_only(saved: Path) -> None:
     with np.load(saved, allow_pickle=False) as file:
         assert all(file[name].dtype != object for name in file.files)
         assert json.loads(file["head"].tobytes())["requests"][0]["request"]["id"] == "r0"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_a_prompt_saved_half_read_is_surveyed_as_before(tmp_path: Path, share: float) -> None:
+    pruning = PRUNE.replace(measured=share, numbers=0.0, window=0.1, during_prefill=True)
+    backend = {**SMALL, "vocab": 512, "step_tokens": 16, "block": 1}
+
+    def begun() -> Engine:
+        engine = simulated(backend, pruning=pruning)
+        engine.submit(Request(id="a", prompt=ids(150), max_tokens=20))
+        for _ in range(4):
+            engine.step()
+        return engine
+
+    whole, cut = begun(), begun()
+    assert whole.unfinished[0].prompt_left > 32
+    cut.save(tmp_path / "state")
+    again = restore(tmp_path / "state")
+    while not whole.idle:
+        ledgers = [engine.unfinished[0].ledger.export() for engine in (whole, again)]
+        for name, values in ledgers[0].items():
+            np.testing.assert_array_equal(values, ledgers[1][name])
+        whole.step()
+        again.step()
+    assert tokens_of(again.report()) == tokens_of(whole.report())
+    measured = again.trace.steps["measured"].sum()
+    assert measured == whole.trace.steps["measured"][4:].sum()
+    assert (measured > 0) == (share > 0)

@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from entropic_control.backends.cost import CostModel, Shape
 from entropic_control.controllers.base import Array, Kinded
 from entropic_control.controllers.signals import Reading
@@ -56,7 +58,7 @@ class Chunk(NamedTuple):
     """Whether the logits after the last token are wanted."""
     following: Array | None = None
     """Tokens that follow the first m of `tokens` in the prompt, shape (m,), m at most n: asks for their
-    surprisals."""
+    surprisals, except where it is negative."""
     drafts: int = 0
     """How many of `tokens`, the last ones, are guesses: the logits before each of them are wanted too."""
     attend: Array | None = None
@@ -71,6 +73,28 @@ class Chunk(NamedTuple):
         """Rows of logits it asks for: after the last token, and before each draft."""
         return self.drafts + 1 if self.sample else 0
 
+    @property
+    def asked(self) -> Array:
+        """Which of `tokens` have the surprisal of the next one asked for: indices, rising."""
+        if self.following is None:
+            return np.zeros(0, np.intp)
+        return np.flatnonzero(self.following >= 0)
+
+    @property
+    def wanted(self) -> Array:
+        """Which of `tokens` have their logits asked for, one way or the other: indices, rising."""
+        size = len(self.tokens)
+        sampled = np.arange(size - self.outputs, size)
+        return sampled if self.following is None else np.union1d(self.asked, sampled)
+
+    def answered(self, nats: Array) -> Array | None:
+        """The surprisals of what was `asked` in their places of `following`, NaN in the others."""
+        if self.following is None:
+            return None
+        out = np.full(len(self.following), np.nan)
+        out[self.asked] = nats
+        return out
+
 
 class Forward(NamedTuple):
     """What a step gave. The logits may be views that hold until the next call; they may be written to."""
@@ -78,7 +102,7 @@ class Forward(NamedTuple):
     logits: list[Array]
     """Rows, shape (vocab,), chunk by chunk: `outputs` of each, in order of position."""
     surprisal: list[Array | None]
-    """For each chunk: -ln p of `following`, nats, or None."""
+    """For each chunk: -ln p of `following`, nats, NaN where it was not asked, or None."""
     seconds: float
     """Time in the engine itself, by the backend's clock: the rest of a step is control overhead."""
     attention: Sequence[Attention | None] = ()
@@ -243,7 +267,7 @@ def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
         longest=max((cells for _, cells in decoding), default=0),
         prompt_tokens=sum(size for _, size, _ in prompts),
         prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
-        measured=sum(len(c.following) for c, _, _ in prompts if c.following is not None),
+        measured=sum(len(c.asked) for c, _, _ in prompts),
         drafted=sum(drafts for drafts, _ in decoding),
         passes=len({drafts for drafts, _ in decoding}),
     )

@@ -267,12 +267,13 @@ class LlamaCpp:
         table = self._table(ctypes.addressof(first.contents), outputs)
         row = 0
         for chunk in chunks:
-            measured = 0 if chunk.following is None else len(chunk.following)
             if chunk.following is None:
                 surprisal.append(None)
             else:
-                surprisal.append(surprisals(table[row : row + measured], chunk.following))
-            row += measured + min(chunk.outputs, len(chunk.tokens) - measured)
+                asked = chunk.asked
+                nats = surprisals(table[row : row + len(asked)], chunk.following[asked])
+                surprisal.append(chunk.answered(nats))
+            row += len(chunk.wanted)
             logits.extend(table[row - chunk.outputs : row])
         return logits, surprisal
 
@@ -416,10 +417,8 @@ class _Batch:
             self.tokens[at:stop] = chunk.tokens
             self.positions[at:stop] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self.sequences[at:stop] = chunk.slot
-            measured = 0 if chunk.following is None else len(chunk.following)
-            self.outputs[at : at + measured] = 1
-            self.outputs[at + measured : stop] = 0
-            self.outputs[stop - 1 - chunk.drafts : stop] |= chunk.sample
+            self.outputs[at:stop] = 0
+            self.outputs[at + chunk.wanted] = 1
             at = stop
         self.struct.n_tokens = at
         return int(np.count_nonzero(self.outputs[:at]))

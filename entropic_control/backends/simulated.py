@@ -214,10 +214,9 @@ class Simulated:
     def _surprisal(self, chunk: Chunk) -> Array | None:
         if chunk.following is None:
             return None
-        given = chunk.tokens[: len(chunk.following)]
-        rows = [self._after(int(token)) for token in given]
-        pairs = zip(rows, chunk.following, strict=True)
-        return np.array([surprisals(row[None], token[None])[0] for row, token in pairs])
+        pairs = zip(chunk.tokens[chunk.asked], chunk.following[chunk.asked], strict=True)
+        nats = [surprisals(self._after(int(given))[None], token[None])[0] for given, token in pairs]
+        return chunk.answered(np.array(nats))
 
     def _feed(self, text: _Text, tokens: Array) -> None:
         c = self.config

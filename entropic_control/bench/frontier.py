@@ -33,6 +33,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import surprisals
 from entropic_control.errors import CapabilityError, ConfigError
 from entropic_control.ledger import Ledger
+from entropic_control.numerals import Numerals
 from entropic_control.report import write_json
 
 CONTINUATION = 192
@@ -71,12 +72,30 @@ class Score(NamedTuple):
 
 
 def rules_of(config: Config, budget: float) -> dict[str, Pruning]:
-    """The rules that are compared, at one budget; 'entropic' is the configuration's own."""
+    """The rules that are compared, at one budget; 'entropic' is the configuration's own.
+
+    Beside it stands the same rule with nothing of the text measured, and with everything.
+    """
     own = config.pruning if config.pruning.prunes else EntropicPruning()
     common = {"budget": budget, "min_tokens": 0, "sinks": own.sinks, "recent": own.recent}
-    single = {"span": 1, "lead": 0, "tail": 0, "fading": 0.0, **common}
+    entropic = own.replace(**common)
+    single = {
+        "span": 1,
+        "lead": 0,
+        "tail": 0,
+        "fading": 0.0,
+        "measured": 1.0,
+        "numbers": 0.0,
+        **common,
+    }
+    sources = {"entropic, estimated": 0.0, "entropic, measured": 1.0}
     return {
-        "entropic": own.replace(**common),
+        "entropic": entropic,
+        **{
+            name: entropic.replace(measured=share)
+            for name, share in sources.items()
+            if isinstance(entropic, EntropicPruning) and entropic.measured != share
+        },
         "recency": SlidingWindow(**common),
         "surprisal": EntropicPruning(window=0.0, **single),
         "half surprisal": EntropicPruning(window=0.5, **single),
@@ -127,29 +146,40 @@ class Prefilled:
 
     def __init__(self, backend: Backend, text: Array, advance: Callable[[int], None]) -> None:
         self._backend = backend
-        self.ledger = Ledger(backend.capabilities.context, backend.capabilities.block)
         # The last token stays out: feeding it again is what gives the first scored distribution.
         self._last = text[-1:]
-        body = text[:-1]
+        self._body = body = text[:-1]
+        self._numbers = Numerals(backend.piece).among(body)
+        self._nats = np.full(len(text), np.nan)
         for at in range(0, len(body), backend.capabilities.step_tokens):
             part = body[at : at + backend.capabilities.step_tokens]
             following = text[at + 1 : at + 1 + len(part)]
             result = backend.forward([Chunk(0, at, part, False, following)]).surprisal[0]
-            self.ledger.extend(len(part))
             if result is not None:
-                self.ledger.record(at + 1, result)
+                self._nats[at + 1 : at + 1 + len(result)] = result
             advance(at + len(part))
         self._state = backend.save(0)
+
+    def ledger(self, pruning: Pruning) -> Ledger:
+        """What a pruning controller knows of the text: what it has measured, and what it assumes."""
+        able = self._backend.capabilities
+        ledger = Ledger(able.context, able.block)
+        ledger.extend(len(self._body))
+        survey = pruning.survey(self._body, len(self._body), self._numbers)
+        ledger.record(0, survey.estimate)
+        ledger.record(0, np.where(survey.measured, self._nats[:-1] + survey.extra, np.nan))
+        return ledger
 
     def score(self, pruning: Pruning, case: Case) -> Score:
         """Prune from the saved state, and score what the case asks for."""
         self._backend.restore(0, self._state)
-        kept = pruning.keep(self.ledger.view())
-        for start, stop in self.ledger.runs(kept):
+        ledger = self.ledger(pruning)
+        kept = pruning.keep(ledger.view())
+        for start, stop in ledger.runs(kept):
             if not self._backend.evict(0, start, stop):
                 raise CapabilityError(f"the backend does not evict positions {start} to {stop}")
         given = np.concatenate([self._last, case.given])
-        length = self.ledger.length
+        length = ledger.length
         if case.needle:
             nll, recalled = self._asked(given, case.true, length)
         else:

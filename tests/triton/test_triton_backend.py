@@ -42,6 +42,15 @@ def test_logits_and_surprisals_are_the_models_own() -> None:
     forward.logits[0][3] = -np.inf  # the engine masks in place
 
 
+def test_single_surprisals_are_those_of_the_whole() -> None:
+    tokens, on = prompt(50), backend()
+    whole = feed(on, 0, tokens, following=np.array(tokens[1:])).surprisal[0]
+    asked = np.where(np.arange(49) % 3 == 1, tokens[1:], -1)
+    forward = feed(on, 1, tokens, following=asked)
+    close(forward.logits[0], reference(tokens)[-1])
+    close(forward.surprisal[0], np.where(asked < 0, np.nan, whole))
+
+
 def test_eviction_frees_blocks_at_once_and_keeps_positions_true() -> None:
     tokens = prompt(100)
     on = backend()

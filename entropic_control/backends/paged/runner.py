@@ -53,7 +53,7 @@ class Runner:
         order = sorted(range(len(chunks)), key=lambda at: len(chunks[at].tokens) > 1)
         rows = [_row(chunks[at], tables[at]) for at in order]
         score = any(chunk.score and len(chunk.tokens) == 1 for chunk in chunks)
-        wanted = [_wanted(chunks[at]) for at in order]
+        wanted = [chunks[at].wanted for at in order]
         logits, step = self._logits(rows, wanted, score=score)
         parts = dict(zip(order, logits.split([len(part) for part in wanted]), strict=True))
         sampled = [
@@ -62,7 +62,7 @@ class Runner:
             for row in parts[at][len(parts[at]) - chunk.outputs :]
         ]
         surprisal = [
-            None if chunk.following is None else _surprisals(parts[at], chunk.following)
+            None if chunk.following is None else _surprisals(parts[at], chunk)
             for at, chunk in enumerate(chunks)
         ]
         looked: list[Attention | None] = []
@@ -119,21 +119,15 @@ def _row(chunk: Chunk, table: Table) -> Row:
     return Row(table, chunk.tokens, None if chosen.all() else chosen)
 
 
-def _wanted(chunk: Chunk) -> Array:
-    """The tokens of a chunk whose logits are needed."""
-    size = len(chunk.tokens)
-    if chunk.following is not None:
-        return np.arange(size)
-    return np.arange(size - chunk.outputs, size)
-
-
-def _surprisals(logits: Any, following: Array) -> Array:
-    """-ln p at T = 1 of the token after each row, nats; NaN where a row is no distribution."""
-    tokens = torch.from_numpy(following.astype(np.int64)).to(logits.device)
+def _surprisals(logits: Any, chunk: Chunk) -> Array | None:
+    """-ln p at T = 1 of what follows in a chunk, nats; NaN where a row is no distribution."""
+    assert chunk.following is not None
+    following = chunk.following[chunk.asked].astype(np.int64)
+    tokens = torch.from_numpy(following).to(logits.device)
     z = logits[: len(following)].float()
     nats = z.logsumexp(-1) - z.gather(-1, tokens[:, None])[:, 0]
     out: Array = nats.double().cpu().numpy()
-    return np.where(np.isfinite(out), out, np.nan)
+    return chunk.answered(np.where(np.isfinite(out), out, np.nan))
 
 
 def _on_host(rows: Sequence[Any]) -> list[Array]:

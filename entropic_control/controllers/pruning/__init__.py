@@ -1,7 +1,7 @@
 """Pruning controllers."""
 
 from entropic_control.controllers.pruning.attention import AttentionPruning
-from entropic_control.controllers.pruning.base import BLOCK, Blocks, Pruning
+from entropic_control.controllers.pruning.base import BLOCK, Blocks, Pruning, Survey
 from entropic_control.controllers.pruning.entropic import EntropicPruning
 from entropic_control.controllers.pruning.filtered import GateState
 from entropic_control.controllers.pruning.rivals import NoPruning, RandomPruning, SlidingWindow
@@ -18,4 +18,5 @@ __all__ = [
     "Pruning",
     "RandomPruning",
     "SlidingWindow",
+    "Survey",
 ]

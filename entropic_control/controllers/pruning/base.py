@@ -26,8 +26,8 @@ class Blocks(NamedTuple):
     number: Array
     """Block b covers positions [size b, size b + size), shape (n,)."""
     surprisal: Array
-    """-ln p of the blocks' own tokens under the model at T = 1, nats, shape (n, size); 0 where
-    unmeasured."""
+    """-ln p of the blocks' own tokens under the model at T = 1, nats, shape (n, size), with what their
+    survey assumes and adds; 0 where nothing is known."""
     length: int
     """Tokens the sequence has seen, kept or not: the next token's position."""
     cells: int
@@ -42,6 +42,17 @@ class Blocks(NamedTuple):
     def largest_surprisal(self) -> Array:
         """Of each block's tokens, nats, shape (n,)."""
         return np.asarray(self.surprisal.max(axis=1))
+
+
+class Survey(NamedTuple):
+    """What pruning knows of a prompt before it is read, and wants to know; arrays of shape (n,)."""
+
+    estimate: Array
+    """-ln p that is assumed of each token until the model measures it, nats; NaN where nothing is."""
+    measured: Array
+    """Mask of the tokens that the model is to measure, which costs their logits."""
+    extra: Array
+    """What a token is worth above its surprisal; the estimate has it already, nats."""
 
 
 class Pruning(Controller):
@@ -67,7 +78,7 @@ class Pruning(Controller):
     prunes: ClassVar[bool] = True
     """Whether it ever evicts anything."""
     needs_surprisal: ClassVar[bool] = False
-    """Whether prompts must be measured token by token, which costs their logits."""
+    """Whether it scores blocks by the surprisal of their tokens."""
 
     needs_attention: ClassVar[bool] = False
     """Whether it scores blocks by the attention they get."""
@@ -128,6 +139,23 @@ class Pruning(Controller):
         """The surprisals of positions below this matter in a sequence that will reach `length` tokens."""
         needed = self.needs_surprisal and self.due(-(-length // BLOCK), length)
         return length if needed else 0
+
+    def survey(self, prompt: Array, length: int, numbers: Array) -> Survey:
+        """What is assumed, and what measured, of the prompt of a sequence that will reach `length`.
+
+        Parameters
+        ----------
+        prompt : array, shape (n,)
+            Token ids.
+        length : int
+            Tokens of the prompt, and of what may be generated.
+        numbers : array, shape (n,)
+            Mask of the tokens that hold a digit.
+        """
+        size = len(prompt)
+        place = np.arange(size)
+        measured = (place > 0) & (place < self.measures(length))  # nothing foresees the first token
+        return Survey(np.full(size, np.nan), measured, np.zeros(size))
 
     def due(self, blocks: int, length: int, size: int = BLOCK) -> bool:
         """Whether a sequence of `length` tokens that holds `blocks` blocks is worth pruning."""

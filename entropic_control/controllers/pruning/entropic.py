@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear
-from entropic_control.controllers.pruning.base import Blocks, Pruning
+from entropic_control.controllers.pruning.base import Blocks, Pruning, Survey
 from entropic_control.controllers.pruning.filtered import GateState, filter_linear, filter_update
+from entropic_control.controllers.pruning.ngram import estimated_surprisal, rarity
 from entropic_control.controllers.signals import Reading
 
 
@@ -30,6 +31,13 @@ class EntropicPruning(Pruning):
         Tokens that are kept before and after the last one of a surprising span.
     fading : float
         Nats by which a span must be more surprising to stand against one of 1/e of its age.
+    measured : float
+        Share of a prompt's tokens whose surprisal the model measures, which costs their logits: those
+        that the prompt's own n-grams foresee least. The others take the estimate (`ngram`). 1 has all
+        measured, 0 none. Generated tokens have their true surprisal always; it is free.
+    numbers : float
+        Weight of the surprise that a prompt's token holds a digit at all. No later text can rebuild a
+        number, yet its digits surprise a model little. 0 lets the surprisal alone decide.
     follow : float
         Share of the budget that is given up as the filtered entropy falls from the gate to zero: a sure
         model needs less. 0 keeps the budget fixed.
@@ -44,10 +52,20 @@ class EntropicPruning(Pruning):
     Notes
     -----
     Compared by `entropic bench frontier` and offline with: single tokens and blocks of 16 by their
-    largest surprisal, spans of 6 to 16 tokens with other margins, inverse document frequency and
-    repeated n-grams of the prompt itself (no logits, but they do not find facts), and attention of the
-    last window's keys. A window of two thirds keeps predictable text better where old text matters
-    little, and loses facts and long patterns at a quarter kept.
+    largest surprisal, spans of 6 to 16 tokens with other margins, surprisals capped, their roots and
+    logarithms, inverse document frequency, and attention of the last window's keys. A window of two
+    thirds keeps predictable text better where old text matters little, and loses facts and long
+    patterns at a quarter kept.
+
+    What the surprisals come from was compared on 16 texts of 2,048 and 3,072 tokens, three facts
+    hidden in each (codes, names, words), pruned between chunks. Facts kept whole at a half and a
+    quarter: everything measured, numbers of no weight 88 and 58 %; with the defaults 85 and 62 %;
+    every second token measured 83 and 50 %, every fourth 77 and 44 %; nothing measured 60 and 31 %.
+    The n-grams alone find the words of a fact, and not its numbers, so some of a prompt has to be
+    measured. On 12 of the texts the defaults cost +0.042 ± 0.023 and +0.135 ± 0.049 nats of the
+    continuation over dense, and +1 ± 1 and -3 ± 4 points of the facts' tokens recalled; everything
+    measured, numbers of no weight +0.043 and +0.140 nats, and -2 ± 4 and -24 ± 7 points. A fading of
+    10 costs +0.056 and +0.174 nats, of 22 +0.044 and +0.112 and, at a quarter, -17 ± 7 points.
     """
 
     needs_surprisal: ClassVar[bool] = True
@@ -57,6 +75,8 @@ class EntropicPruning(Pruning):
     lead: int = Field(8, ge=0)
     tail: int = Field(4, ge=0)
     fading: float = Field(15.0, ge=0)
+    measured: float = Field(0.3, ge=0, le=1)
+    numbers: float = Field(1.0, ge=0)
     follow: float = Field(0.0, ge=0, lt=1)
     gate: float | None = Field(6.0, gt=0)
     entropy_floor: float = Field(0.02, gt=0)
@@ -100,6 +120,21 @@ class EntropicPruning(Pruning):
         least = self.model_copy(update={"budget": self._scaled(1 - self.follow)})
         window = int(self.window * least.budget_blocks(length, 1))
         return min(super().measures(length), length - window + self.lead)
+
+    def survey(self, prompt: Array, length: int, numbers: Array) -> Survey:
+        """The estimate everywhere, and the model's own where it matters and the estimate is highest."""
+        unknown, needed, none = super().survey(prompt, length, numbers)
+        if not needed.any():
+            return Survey(unknown, needed, none)
+        extra = self.numbers * rarity(numbers)
+        if self.measured == 1:
+            return Survey(unknown, needed, extra)
+        estimate = estimated_surprisal(prompt) + extra
+        count = round(self.measured * np.count_nonzero(needed))
+        highest = np.argsort(np.where(needed, -estimate, np.inf), kind="stable")[:count]
+        measured = np.zeros_like(needed)
+        measured[highest] = True
+        return Survey(estimate, measured, extra)
 
     def score(self, blocks: Blocks) -> Array:
         share = int(self.window * self.budget_blocks(blocks.length, blocks.size))
