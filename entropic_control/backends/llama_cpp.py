@@ -138,6 +138,7 @@ class LlamaCpp:
             can_swap=True,
             can_fork=True,
             can_rollback=can_evict,
+            adjacent=True,
             block=1,
         )
         scale = int(api.llama_model_n_params(self._model)) / 135e6

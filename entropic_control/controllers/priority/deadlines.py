@@ -43,4 +43,4 @@ def pressing(
     """
     needed = _MARGIN * (prefill + candidates.decode_left * company)
     late = candidates.slack < needed + wait
-    return late & (tokens_in_time(candidates, prefill, alone) > 0)
+    return np.asarray(late & (tokens_in_time(candidates, prefill, alone) > 0))

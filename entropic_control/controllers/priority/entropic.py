@@ -92,13 +92,13 @@ class EntropicPriority(Priority):
         return np.maximum(state.flow, self.entropy_floor)
 
     def index(self, state: FlowState, candidates: Candidates, cost: Cost) -> Array:
-        return self._jobs(state, candidates, cost).index
+        return self._jobs(state, candidates, cost).worth
 
     def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
         if len(candidates.arrival) == 1:
             return alone(candidates, limits)
         job = self._jobs(state, candidates, cost)
-        order = np.lexsort((candidates.arrival, -job.index))
+        order = np.lexsort((candidates.arrival, -job.worth))
         order = eligible(order, candidates, limits.free_slots)
         must, reason = self._must(job, candidates, cost, limits)
         if must.size and must[0] not in order:
@@ -113,7 +113,7 @@ class EntropicPriority(Priority):
             chosen = _led_by(must[0], prompts)
             group = _led_by(must[0], group)
         elif group.size:
-            worth = job.index[prompts] * self._company_factor(job, candidates, cost, prompts, group)
+            worth = job.worth[prompts] * self._company_factor(job, candidates, cost, prompts, group)
             chosen = prompts[worth > rate]
         else:
             chosen = self._with_company(job, candidates, cost, prompts)
@@ -138,7 +138,7 @@ class EntropicPriority(Priority):
             return np.zeros(0, np.intp)
         chunk = float(cost.prefill(np.array(limits.step_tokens), np.array(0)))
         rows = np.flatnonzero(pressing(c, job.prefill, job.alone, job.company, chunk))
-        return rows[np.lexsort((c.arrival[rows], -job.index[rows]))][:1]
+        return rows[np.lexsort((c.arrival[rows], -job.worth[rows]))][:1]
 
     def _with_company(self, job: _Jobs, c: Candidates, cost: Cost, prompts: Array) -> Array:
         """The best prompt, and those that it gains by waiting for, as if it were decoding already.
@@ -148,7 +148,7 @@ class EntropicPriority(Priority):
         """
         first, rest = prompts[:1], prompts[1:]
         seconds = self.alpha * job.alone[first] + job.standing[first]
-        worth = job.index[rest] * self._company_factor(job, c, cost, rest, first)
+        worth = job.worth[rest] * self._company_factor(job, c, cost, rest, first)
         return np.concatenate([first, rest[worth > (job.flow[first] / seconds).sum()]])
 
     def _company_factor(
@@ -252,7 +252,7 @@ class _Jobs(NamedTuple):
     """Cells once the prompt is read."""
 
     @property
-    def index(self) -> Array:
+    def worth(self) -> Array:
         return np.asarray(self.gain / self.cost)
 
 
