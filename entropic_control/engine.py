@@ -225,6 +225,8 @@ class Engine:
         seating = self._schedule(events)
         if not seating.shares:
             return events
+        for work in self._seats.gather(seating.shares):
+            self._note("moved", work, slot=work.slot)
         # In the order of slots: llama.cpp takes neighbouring streams through in one pass, and a batch in
         # any other order in several.
         shares = sorted(seating.shares, key=lambda share: share[0].slot or 0)

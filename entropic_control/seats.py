@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from entropic_control.backends.base import Backend
 from entropic_control.controllers.pruning import BLOCK
+from entropic_control.neighbours import gather
 from entropic_control.sequence import Sequence as Work
 
 Share = tuple[Work, int]
@@ -79,6 +80,19 @@ class Seats:
             if work.slot is None:
                 self._seat(work)
         return Seating(shares, reason)
+
+    def gather(self, shares: Sequence[Share]) -> list[Work]:
+        """Bring the decoding rows of a step into neighbouring slots if that pays; those that moved."""
+        if not self._backend.capabilities.adjacent:
+            return []
+        rows = [work for work, _ in shares if not work.prompt_left]
+        left = [work.slot for work in rows]
+        moves = gather(rows, self._free, self._backend)
+        if moves:
+            taken = {work.slot for work in rows}
+            given = {slot for slot in left if slot is not None}
+            self._free = sorted({*self._free, *given} - taken)
+        return [work for work, _ in moves]
 
     def leave(self, work: Work) -> None:
         """Free the slot of a sequence, if it has one."""

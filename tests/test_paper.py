@@ -17,14 +17,18 @@ from entropic_control.bench import resources
 from entropic_control.bench.aims import AIMS, CLAIMS, Aim
 from entropic_control.bench.arms import DENSE, arms_of, default_config
 from entropic_control.bench.compare import Compared, comparisons_of, results_of, super_additivity
+from entropic_control.bench.measures import measure_run
 from entropic_control.bench.paper import Cell, Cells, Paper
 from entropic_control.bench.paper_report import markdown, summary_of
 from entropic_control.bench.statistics import Interval
-from entropic_control.bench.workloads import ALL, QUICK, WORKLOADS, Setting, Sizes
+from entropic_control.bench.workloads import ALL, QUICK, WORKLOADS, Setting, Sizes, Task
 from entropic_control.cli import main
 from entropic_control.config import Config
+from entropic_control.controllers import FixedTemperature, NoPruning
+from entropic_control.engine import Engine
 from entropic_control.errors import CapabilityError, ConfigError
 from entropic_control.progress import progress_bar
+from entropic_control.request import Request
 
 CONFIG = default_config().replace(backend=SimulatedConfig())
 
@@ -167,6 +171,45 @@ def test_recall_is_compared_needle_by_needle(cells: Cells) -> None:
     for measure, drop in (("needle_recall_percent", -20), ("needle_nll", 0.5)):
         assert full[measure].value == pytest.approx(drop)
         assert full[measure].interval == pytest.approx((drop, drop))
+
+
+def test_texts_that_a_deadline_cut_off_are_left_out_of_the_quality(cells: Cells) -> None:
+    one = cells["mixed", "baseline", 0]
+
+    def run(nll: list[float | None]) -> dict[str, Any]:
+        requests = [one["requests"][0] | {"nll": value} for value in nll]
+        mean = np.mean([value for value in nll if value is not None])
+        return {**one, "measures": one["measures"] | {"nll": mean}, "requests": requests}
+
+    table = {
+        ("mixed", "baseline", 0): run([1.0, 2.0, None, 9.0]),
+        ("mixed", "full", 0): run([1.1, 2.1, 8.0, None]),
+    }
+    assert comparisons_of(table)["mixed"]["full"]["nll"].value == pytest.approx(0.1)
+
+
+def test_a_text_that_was_cut_off_has_no_figure_of_quality() -> None:
+    config = CONFIG.replace(temperature=FixedTemperature(), pruning=NoPruning())
+    requests = [
+        Request(id=f"{n}", prompt=[5] * 20, forced=(3,) * 40, max_tokens=40, deadline=deadline)
+        for n, deadline in enumerate((None, 0.4))
+    ]
+    with Engine(config) as engine:
+        report = engine.run(requests)
+        done = measure_run(
+            [Task(request, truth=40) for request in requests],
+            report,
+            SMOLLM2,
+            engine.backend.cost,
+            str,
+            None,
+            None,
+        )
+    whole, cut = done["requests"]
+    assert cut["finish_reason"] == "deadline"
+    assert 0 < cut["tokens"] < 40
+    assert cut["nll"] is None
+    assert done["measures"]["nll"] == whole["nll"] > 0
 
 
 def test_the_same_run_twice_is_a_ratio_of_one_without_a_spread(cells: Cells) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +42,8 @@ class Capabilities(NamedTuple):
     """Whether it can say how much attention each block got."""
     can_draw: bool = False
     """Whether it measures and samples where the logits live; then it is a `Drawing` too."""
+    adjacent: bool = False
+    """Whether rows go through the model in one pass only from neighbouring slots."""
     block: int = 16
     """Tokens that are evicted together: an evicted range starts and ends at a multiple of it."""
 
@@ -261,13 +263,27 @@ def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
     """The cost features of a step that the backend has just run."""
     sized = [(chunk, len(chunk.tokens), backend.extent(chunk.slot)) for chunk in chunks]
     prompts = [(chunk, size, cells) for chunk, size, cells in sized if size - chunk.drafts > 1]
-    decoding = [(chunk.drafts, cells) for chunk, size, cells in sized if size - chunk.drafts == 1]
+    decoding = [(chunk, cells) for chunk, size, cells in sized if size - chunk.drafts == 1]
     return Shape(
         rows=len(decoding),
         longest=max((cells for _, cells in decoding), default=0),
         prompt_tokens=sum(size for _, size, _ in prompts),
         prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
         measured=sum(len(c.asked) for c, _, _ in prompts),
-        drafted=sum(drafts for drafts, _ in decoding),
-        passes=len({drafts for drafts, _ in decoding}),
+        drafted=sum(chunk.drafts for chunk, _ in decoding),
+        passes=_passes([chunk for chunk, _ in decoding], backend.capabilities.adjacent),
     )
+
+
+def _passes(chunks: Sequence[Chunk], adjacent: bool) -> int:
+    """Rows with drafts of one length go together, of neighbouring slots only if `adjacent`."""
+    kinds = {chunk.drafts for chunk in chunks}
+    if not adjacent:
+        return len(kinds)
+    return sum(runs(chunk.slot for chunk in chunks if chunk.drafts == kind) for kind in kinds)
+
+
+def runs(slots: Iterable[int]) -> int:
+    """Number of runs of neighbours among slots."""
+    rising = np.sort(np.fromiter(slots, np.int64))
+    return int(np.count_nonzero(np.diff(rising) > 1)) + bool(rising.size)

@@ -25,7 +25,8 @@ class Shape(NamedTuple):
     drafted: int = 0
     """Tokens that were guessed, and decoded along with the rows' own."""
     passes: int = 1
-    """Times that rows went through the model: those with drafts of one length go together."""
+    """Times that rows went through the model: those with drafts of one length go together, where the
+    engine needs it of neighbouring slots only."""
 
     def features(self) -> Array:
         """The regressors of the step's seconds."""

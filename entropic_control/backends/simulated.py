@@ -60,6 +60,8 @@ class SimulatedConfig(BackendConfig):
         Logit of the end token; -inf (null) never ends by itself.
     can_evict, can_swap, can_fork, can_rollback : bool
         Abilities, to try a controller against an engine that lacks one.
+    adjacent : bool
+        Whether every run of neighbouring slots is a pass of its own through the model.
     seconds_per_step, seconds_per_row, seconds_per_row_cell, seconds_per_prompt_token,
     seconds_per_prompt_read, seconds_per_measured : float
         The true costs behind the virtual clock.
@@ -82,6 +84,7 @@ class SimulatedConfig(BackendConfig):
     can_swap: bool = True
     can_fork: bool = True
     can_rollback: bool = True
+    adjacent: bool = False
     seconds_per_step: float = Field(4.7e-3, ge=0)
     seconds_per_row: float = Field(5.8e-3, ge=0)
     seconds_per_row_cell: float = Field(3e-6, ge=0)
@@ -131,6 +134,7 @@ class Simulated:
             can_swap=config.can_swap,
             can_fork=config.can_fork,
             can_rollback=config.can_rollback,
+            adjacent=config.adjacent,
             block=config.block,
         )
         self.cost = CostModel(config.costs())

@@ -137,7 +137,10 @@ def _pairs(
 
 
 def _of(a: Mapping[str, Any], b: Mapping[str, Any], measure: str, difference: bool) -> float | None:
-    one, other = a["measures"].get(measure), b["measures"].get(measure)
+    if measure == "nll":
+        one, other = (column.mean() if column.size else None for column in _paired([(a, b)], "nll"))
+    else:
+        one, other = a["measures"].get(measure), b["measures"].get(measure)
     if one is None or other is None:
         return None
     if difference:
@@ -164,14 +167,21 @@ def _interval(
 def _requests_interval(
     pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], name: str, statistic: Any
 ) -> Interval | None:
-    """Requests are paired by name; those that lack the figure in one arm are left out of both."""
-    columns: tuple[list[float], list[float]] = ([], [])
-    for one, other in pairs:
-        for a, b in zip(one["requests"], other["requests"], strict=True):
-            if a[name] is not None and b[name] is not None:
-                columns[0].append(a[name])
-                columns[1].append(b[name])
-    return paired_interval([np.array(column) for column in columns], statistic)
+    return paired_interval(_paired(pairs, name), statistic)
+
+
+def _paired(
+    pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], name: str
+) -> tuple[Array, Array]:
+    """A figure of the same requests in both arms; those that lack it in one are left out of both."""
+    both = [
+        (a[name], b[name])
+        for one, other in pairs
+        for a, b in zip(one["requests"], other["requests"], strict=True)
+        if a[name] is not None and b[name] is not None
+    ]
+    one, other = np.array(both, float).reshape(-1, 2).T
+    return one, other
 
 
 def _needles_interval(

@@ -89,7 +89,8 @@ def _request_figures(
         "finish_reason": done.finish_reason,
         "longest_wait": done.longest_wait,
         "alone": alone,
-        "nll": float(surprisal[:truth].mean()) if truth else None,
+        # Of a text that a deadline cut off another arm may have more, or less: it cannot be compared.
+        "nll": float(surprisal[:truth].mean()) if 0 < truth == task.truth else None,
         "tau": done.tau,
         "tau_true": float(trace["tau"][truth - 1]) if truth else None,
         "entropy_quarters": done.entropy_quarters,

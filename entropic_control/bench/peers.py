@@ -14,7 +14,6 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from entropic_control.backends import LlamaCppConfig
-from entropic_control.backends.models import resolve
 from entropic_control.bench.arms import arms_of
 from entropic_control.bench.native_samplers import dynatemp, mirostat, run_native, sampler_figures
 from entropic_control.bench.paper import sized_backend
@@ -125,7 +124,7 @@ def serve(
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
-    parameters.model.path = str(resolve(backend.model))
+    parameters.model.path = str(backend.file())
     parameters.n_parallel = backend.slots
     parameters.n_ctx = backend.slots * backend.context
     parameters.n_batch = parameters.n_ubatch = backend.step_tokens

@@ -49,14 +49,25 @@ class Queue:
         self.priority, self.cost, self.slots, self.step_tokens = priority, cost, slots, step_tokens
         self.arrival = self.waited = self.prompt = self.decode = self.cells = np.zeros(0, np.int64)
         self.seated = np.zeros(0, bool)
-        self.flow = np.zeros(0)
+        self.flow = self.slack = np.zeros(0)
         self.count = 0
 
     def __len__(self) -> int:
         return len(self.arrival)
 
-    def admit(self, prompt: int, decode: int, flow: float = 0.5, cells: int = 0) -> None:
-        """A request arrives; with `cells` it is seated already and decoding."""
+    def admit(
+        self,
+        prompt: int,
+        decode: int,
+        flow: float = 0.5,
+        cells: int = 0,
+        slack: float = np.inf,
+    ) -> None:
+        """A request arrives; with `cells` it is seated already and decoding.
+
+        `slack` is the time to its deadline, seconds. Nobody leaves at a deadline here: what can no longer
+        be had in time must be served some day too.
+        """
         for name, value in (
             ("arrival", self.count),
             ("waited", 0),
@@ -65,16 +76,15 @@ class Queue:
             ("cells", cells),
             ("seated", cells > 0),
             ("flow", flow),
+            ("slack", slack),
         ):
             setattr(self, name, np.append(getattr(self, name), value))
         self.count += 1
 
     def candidates(self) -> Candidates:
         """What the policy sees."""
-        never = np.full(len(self), np.inf)
-        return Candidates(
-            self.arrival, self.waited, self.prompt, self.decode, self.cells, never, self.seated
-        )
+        columns = (self.arrival, self.waited, self.prompt, self.decode, self.cells, self.slack)
+        return Candidates(*columns, self.seated)
 
     def plan(self) -> Plan:
         """The policy's next step."""
@@ -99,6 +109,7 @@ class Queue:
         seconds = self.seconds(plan)
         rows, tokens = plan.rows, plan.tokens
         prompts = self.prompt[rows] > 0
+        self.slack = self.slack - seconds
         self.waited = self.waited + 1
         self.waited[rows] = 0
         self.seated[rows] = True
@@ -112,7 +123,7 @@ class Queue:
         return plan, seconds
 
     def _keep(self, mask: Array) -> None:
-        for name in ("arrival", "waited", "prompt", "decode", "cells", "seated", "flow"):
+        for name in ("arrival", "waited", "prompt", "decode", "cells", "seated", "flow", "slack"):
             setattr(self, name, getattr(self, name)[mask])
 
 
@@ -126,7 +137,7 @@ def solo(cost: PaddedCost, prompt: Array, decode: Array, cells: Array) -> float:
 
 
 def random_queue(rng: np.random.Generator, priority: EntropicPriority, most: int = 6) -> Queue:
-    """A queue in the middle of its work: some decode, some wait, some have waited too long."""
+    """A queue in the middle of its work: some decode, some have waited too long, some are due soon."""
     n = int(rng.integers(1, most + 1))
     queue = Queue(priority, PaddedCost(), step_tokens=int(rng.choice([1, 4, 64])))
     for _ in range(n):
@@ -136,6 +147,7 @@ def random_queue(rng: np.random.Generator, priority: EntropicPriority, most: int
             decode=int(rng.integers(1, 100)),
             flow=float(np.exp(rng.uniform(-4, 1))),
             cells=int(rng.integers(1, LONGEST)) if decoding else 0,
+            slack=float(rng.exponential(3.0)) if rng.random() < 0.3 else np.inf,
         )
     queue.waited = rng.integers(0, 2 * priority.patience, n)
     return queue

@@ -85,6 +85,7 @@ class BoundedWaiting(Claim):
                         int(rng.integers(1, 80)),
                         int(rng.integers(1, 9)),
                         float(rng.uniform(0.02, 3)),
+                        slack=float(rng.exponential(1.0)) if rng.random() < 0.3 else np.inf,
                     )
                 if not len(queue):
                     continue

@@ -6,14 +6,10 @@ SmolLM2-135M takes about 20 s, loading the result less than one.
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from entropic_control.backends import models
+from entropic_control.backends import conversion, models
 from entropic_control.errors import CapabilityError, ModelError
 from entropic_control.kernels._torch import torch
 
@@ -95,32 +91,9 @@ def located(name: str) -> str:
     return str(converted(models.resolve(name)))
 
 
-def cache_directory() -> Path:
-    """Where converted models are kept: $ENTROPIC_CACHE, or the user's cache directory."""
-    own = os.environ.get("ENTROPIC_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "entropic-control"
-
-
 def converted(gguf: Path) -> Path:
     """The directory that holds a GGUF file's model as safetensors; made if it is not there yet."""
-    status = gguf.stat()
-    key = f"{gguf.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
-    target = cache_directory() / "models" / f"{gguf.stem}-{hashlib.sha256(key).hexdigest()[:12]}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
-    try:
-        _convert(gguf, partial)
-        partial.rename(target)
-    except OSError as error:
-        if not target.is_dir():  # else another process was faster
-            raise ModelError(f"{gguf} could not be converted: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
+    return conversion.converted(gguf, _convert)
 
 
 def _convert(gguf: Path, target: Path) -> None:

@@ -18,6 +18,7 @@ from entropic_control.controllers.priority.base import (
     eligible,
     fill,
 )
+from entropic_control.controllers.priority.deadlines import pressing, tokens_in_time
 from entropic_control.controllers.priority.flow import (
     FlowState,
     flow_init,
@@ -26,8 +27,11 @@ from entropic_control.controllers.priority.flow import (
 )
 from entropic_control.controllers.signals import Reading
 
+_HOPELESS = 1e-3
+"""Tokens that a request counts for which can have none in time: served when nothing else can be."""
+
 _ALIKE = 3
-"""A prompt joins rows that hold at least this share of its length; pruning may have halved theirs."""
+"""A prompt joins rows of at least a third of its length: pruning may have halved theirs."""
 
 
 class EntropicPriority(Priority):
@@ -38,6 +42,10 @@ class EntropicPriority(Priority):
     attention to its longest row makes a mixed set dearer than its parts; the index of a set is the sum
     of the gains over the cost of the whole step. A prompt is worth the gain of all its tokens
     over the cost of prefill and decode together, the Gittins index of that job.
+
+    A deadline counts for what it cuts off: a request is worth the tokens that it can still have in time,
+    and the best of those that would lose some by waiting is served in every step, so that a prompt
+    is not read for an answer that is then cut off. What cannot be had in time comes last.
 
     Parameters
     ----------
@@ -50,10 +58,10 @@ class EntropicPriority(Priority):
     entropy_floor : float
         Entropies are not believed below this, nats.
     company : float
-        Rows that a decoding set should have: a smaller one goes before a prompt of about its length
-        only if its index is higher in proportion, so that such prompts join it. 1 is shortest first,
-        which suits the mean latency of a few requests; prompts of 2,000 to 4,000 tokens then decode a
-        seventh slower all together.
+        Rows that a decoding set should have: a smaller one goes before a prompt of about its length,
+        or one that is cheaper decoded along than alone, only if its index is higher in proportion, so
+        that such prompts join it. 1 is shortest first, which suits the mean latency of a few requests;
+        prompts of 2,000 to 4,000 tokens then decode a seventh slower all together.
     patience : int
         Steps after which a waiting request must be served next, the longest waiting first. With n
         live requests none waits longer than patience + n steps.
@@ -84,17 +92,15 @@ class EntropicPriority(Priority):
         return np.maximum(state.flow, self.entropy_floor)
 
     def index(self, state: FlowState, candidates: Candidates, cost: Cost) -> Array:
-        job = self._jobs(state, candidates, cost)
-        return job.gain / job.cost
+        return self._jobs(state, candidates, cost).worth
 
     def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
         if len(candidates.arrival) == 1:
             return alone(candidates, limits)
         job = self._jobs(state, candidates, cost)
-        index = job.gain / job.cost
-        order = np.lexsort((candidates.arrival, -index))
+        order = np.lexsort((candidates.arrival, -job.worth))
         order = eligible(order, candidates, limits.free_slots)
-        must = overdue(candidates, self.patience)[:1]
+        must, reason = self._must(job, candidates, cost, limits)
         if must.size and must[0] not in order:
             order = np.concatenate([must, order])  # without a slot: the engine makes one free
         decoding = order[candidates.prompt_left[order] == 0]
@@ -106,22 +112,58 @@ class EntropicPriority(Priority):
             # First in the plan: it goes ahead if cells or slots are short.
             chosen = _led_by(must[0], prompts)
             group = _led_by(must[0], group)
-            reason = f"waited {int(candidates.waited[must[0]])} steps"
-        else:
-            worth = index[prompts] * self._company_factor(candidates, group, prompts)
+        elif group.size:
+            worth = job.worth[prompts] * self._company_factor(job, candidates, cost, prompts, group)
             chosen = prompts[worth > rate]
-            reason = "best gain per cost"
+        else:
+            chosen = self._with_company(job, candidates, cost, prompts)
         if chosen.size:
             rows, tokens = fill(chosen, candidates, limits.step_tokens)
             return Plan(rows, tokens, f"prompts: {reason}")
         return Plan(group, np.ones(len(group), np.intp), f"decoding set: {reason}")
 
-    def _company_factor(self, c: Candidates, group: Array, prompts: Array) -> Array:
-        """How much more a prompt is worth because it would join a small decoding set, shape (prompts,)."""
-        lonely = max(self.company / max(len(group), 1), 1.0)
-        longest = c.cells[group].max(initial=0)
-        alike = c.cells[prompts] + c.prompt_left[prompts] <= _ALIKE * longest
-        return np.where(alike, lonely, 1.0)
+    def _must(
+        self, job: _Jobs, candidates: Candidates, cost: Cost, limits: Limits
+    ) -> tuple[Array, str]:
+        """The request that goes first whatever it is worth, or none, and the reason for the step."""
+        late = overdue(candidates, self.patience)[:1]
+        if late.size:
+            return late, f"waited {int(candidates.waited[late[0]])} steps"
+        due = self._pressing(job, candidates, cost, limits)
+        return due, "a deadline nears" if due.size else "best gain per cost"
+
+    def _pressing(self, job: _Jobs, c: Candidates, cost: Cost, limits: Limits) -> Array:
+        """The best request that loses tokens to its deadline unless it is served now, or none."""
+        if np.isinf(c.slack).all():
+            return np.zeros(0, np.intp)
+        chunk = float(cost.prefill(np.array(limits.step_tokens), np.array(0)))
+        rows = np.flatnonzero(pressing(c, job.prefill, job.alone, job.company, chunk))
+        return rows[np.lexsort((c.arrival[rows], -job.worth[rows]))][:1]
+
+    def _with_company(self, job: _Jobs, c: Candidates, cost: Cost, prompts: Array) -> Array:
+        """The best prompt, and those that it gains by waiting for, as if it were decoding already.
+
+        Reading costs by the token and not by the step, so longer prompts that would only fill its step
+        are left for later.
+        """
+        first, rest = prompts[:1], prompts[1:]
+        seconds = self.alpha * job.alone[first] + job.standing[first]
+        worth = job.worth[rest] * self._company_factor(job, c, cost, rest, first)
+        return np.concatenate([first, rest[worth > (job.flow[first] / seconds).sum()]])
+
+    def _company_factor(
+        self, job: _Jobs, c: Candidates, cost: Cost, prompts: Array, group: Array
+    ) -> Array:
+        """How much more a prompt is worth because it would join a small set, shape (prompts,)."""
+        count, length = np.full(len(prompts), len(group)), job.length[prompts]
+        longest = np.full(len(prompts), job.length[group].max(initial=0))
+        apart = cost.decode(count, longest) + job.alone[prompts]
+        saved = apart - cost.decode(count + 1, np.maximum(length, longest))
+        # Rows of one length save all that a step costs by itself.
+        most = cost.decode(count, longest) + cost.decode(np.ones_like(count), longest)
+        joins = saved > (most - cost.decode(count + 1, longest)) / 4
+        joins |= length <= _ALIKE * longest
+        return np.where(joins, max(self.company / max(len(group), 1), 1.0), 1.0)
 
     def _jobs(self, state: FlowState, candidates: Candidates, cost: Cost) -> _Jobs:
         """Gain and cost of finishing each request, decode cost taken as its share of a batch."""
@@ -135,16 +177,18 @@ class EntropicPriority(Priority):
             peers > 0, cost.decode(np.maximum(peers, 1), length), 0.0
         )
         share = np.maximum(share, 1e-9)
-        steps = np.maximum(c.decode_left, 1)
         prefill = np.where(decoding, 0.0, cost.prefill(c.prompt_left, c.cells))
+        alone = cost.decode(np.ones_like(length), length)
+        steps = np.maximum(tokens_in_time(c, prefill, alone), _HOPELESS)
         remaining = prefill + steps * share
         standing = self._standing(c, remaining, length)
         # A prompt that joins the rows at work shares the fixed cost of their steps; later it may have
         # to pay that alone. Without this credit the running rows always look dearer to delay.
-        alone_later = cost.decode(np.ones_like(length), length) - share
-        credit = np.where(decoding, 0.0, np.minimum(steps * alone_later, 0.9 * remaining))
+        credit = np.where(decoding, 0.0, np.minimum(steps * (alone - share), 0.9 * remaining))
         total = self.alpha * (remaining - credit) + steps * standing
-        return _Jobs(self._expected(state) * steps, total, standing)
+        company = cost.decode(peers + 1, length)
+        flow = self._expected(state)
+        return _Jobs(flow * steps, total, standing, prefill, alone, company, flow, length)
 
     def _expected(self, state: FlowState) -> Array:
         """Gains in a queue: a sequence that was never measured is taken for an average one."""
@@ -196,6 +240,20 @@ class _Jobs(NamedTuple):
     gain: Array
     cost: Array
     standing: Array
+    prefill: Array
+    """Seconds to read the rest of the prompt."""
+    alone: Array
+    """Seconds of a step that decodes this request only."""
+    company: Array
+    """Seconds of a step that decodes it and its peers."""
+    flow: Array
+    """Gain of a token, nats."""
+    length: Array
+    """Cells once the prompt is read."""
+
+    @property
+    def worth(self) -> Array:
+        return np.asarray(self.gain / self.cost)
 
 
 def _led_by(row: int, rows: Array) -> Array:
