@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from entropic_control.controllers import FullEntropy
 from entropic_control.controllers.base import Array
+from entropic_control.controllers.estimators import FullEntropy
 from entropic_control.controllers.measure import Support
 from entropic_control.controllers.measure import measure as measure_in_numpy
 from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
