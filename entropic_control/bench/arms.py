@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from entropic_control.backends import LlamaCppConfig
 from entropic_control.config import Config
 from entropic_control.controllers import (
     DynamicTemperature,
@@ -28,8 +29,9 @@ _COLD = 0.7
 
 
 def default_config() -> Config:
-    """All three loops, as in examples/quickstart.yaml."""
+    """All three loops, as in examples/quickstart.yaml, on the weights that every arm runs fastest on."""
     return Config(
+        backend=LlamaCppConfig(weights="q8_0"),
         temperature=PITemperature(target=1.5, kp=0.3, ki=0.06, v_min=2.0),
         pruning=EntropicPruning(during_prefill=True),
     )

@@ -20,7 +20,9 @@ def add_commands(parts: Any) -> None:
     paper = parts.add_parser(
         "paper", help="the paper's table: every loop on every workload", description=_paper.__doc__
     )
-    paper.add_argument("config", nargs="?", help="configuration; the quickstart's without one")
+    paper.add_argument(
+        "config", nargs="?", help="configuration; without one the quickstart's, on 8-bit weights"
+    )
     paper.add_argument("--quick", action="store_true", help="small sizes: minutes, rough figures")
     paper.add_argument(
         "--out", type=Path, default=Path("runs/paper"), help="run directory; a run in it goes on"
@@ -36,7 +38,9 @@ def add_commands(parts: Any) -> None:
         help="the same work on llama.cpp's own server and samplers",
         description=_peers.__doc__,
     )
-    peers.add_argument("config", nargs="?", help="configuration; the quickstart's without one")
+    peers.add_argument(
+        "config", nargs="?", help="configuration; without one the quickstart's, on 8-bit weights"
+    )
     peers.add_argument("--quick", action="store_true", help="small sizes: minutes, rough figures")
     peers.add_argument("--out", type=Path, default=Path("runs/peers"), help="run directory")
     add_shared(peers)

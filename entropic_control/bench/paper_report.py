@@ -187,7 +187,7 @@ def markdown(cells: Cells, manifest: Mapping[str, Any], command: str) -> str:
     parts = [
         "# The evidence",
         f"Made on {manifest['made']} by `{command}` with version {manifest['version']} on "
-        f"{manifest['machine']}, backend {manifest['backend']}."
+        f"{manifest['machine']}, backend {_backend(manifest)}."
         + (
             " A quick run: small sizes and rough figures, beside aims that are meant for the full ones."
             if manifest["quick"]
@@ -209,6 +209,12 @@ def markdown(cells: Cells, manifest: Mapping[str, Any], command: str) -> str:
     for measure, package in missing_overlap().items():
         parts.append(f"{measure} was not measured: `pip install {package}`.")
     return "\n\n".join(parts) + "\n"
+
+
+def _backend(manifest: Mapping[str, Any]) -> str:
+    weights = manifest["config"]["backend"].get("weights", "file")
+    rounded = "" if weights == "file" else f", all arms on weights rounded to {weights}"
+    return f"{manifest['backend']}{rounded}"
 
 
 _METHOD = """\
