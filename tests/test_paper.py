@@ -107,6 +107,10 @@ def test_arrivals_come_faster_under_more_load(tmp_path: Path) -> None:
         for name in ("arrivals_0.7", "arrivals_1.1")
     }
     assert last["arrivals_0.7"] / last["arrivals_1.1"] == pytest.approx(1.1 / 0.7)
+    alone = resources.dense_seconds(
+        paper._tasks["arrivals_1.1"], CONFIG, paper._cost(), paper.sizes.slots
+    )
+    assert last["arrivals_1.1"] * 1.1 == pytest.approx(alone)
     assert any(task.request.deadline for task in paper._tasks["arrivals_1.1"])
 
 
