@@ -42,7 +42,7 @@ wheel: setup
 	$(BIN)/python -m build --quiet --wheel --outdir build/wheel .
 	$(PYTHON) -m venv build/wheel/venv
 	build/wheel/venv/bin/python -m pip install --quiet build/wheel/*.whl
-	cd build/wheel && venv/bin/python $(CURDIR)/tests/wheel_check.py
+	cd build/wheel && venv/bin/python -I $(CURDIR)/tests/wheel_check.py
 
 $(VENV)-gpu/.installed: pyproject.toml constraints-gpu.txt
 	$(PYTHON) -m venv $(VENV)-gpu
