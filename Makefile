@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-kernels setup-vllm test-vllm gpu-check lint wheel bench clean
+.PHONY: help setup demo test test-kernels test-vllm gpu-check lint wheel bench clean
 
 help:
 	@echo "make demo          set up, and decode a mixed batch with and without control"
@@ -70,10 +70,8 @@ $(VENV)-vllm/.installed: pyproject.toml constraints-vllm.txt
 build/vllm/smollm2/config.json: $(VENV)-vllm/.installed
 	$(VENV)-vllm/bin/python tests/vllm/convert.py $(@D)
 
-setup-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
-
 # Two at a time: an engine uses one thread here, and much of a test is its start.
-test-vllm: setup-vllm
+test-vllm: $(VENV)-vllm/.installed build/vllm/smollm2/config.json
 	ENTROPIC_VLLM_MODEL=$(CURDIR)/build/vllm/smollm2 OMP_NUM_THREADS=1 $(VENV)-vllm/bin/pytest -n 2 --dist loadgroup \
 		tests/vllm tests/test_vllm_bookkeeping.py tests/test_vllm_settings.py
 

@@ -423,7 +423,7 @@ class Engine:
             work.raw_entropy = entropy
             work.tau += nats
             tau += nats
-            if work.measured:
+            if work.survey is not None:
                 work.ledger.record(work.ledger.length, np.array([surprisal]))
             self._take(work, token, events)
         return tau

@@ -66,8 +66,7 @@ class Loops:
         work.pruning = self.config.pruning.init(1)
         work.speculation = self.config.speculation.init(1)
         length = len(work.prompt) + work.limit
-        work.measured = self.config.pruning.measures(length)
-        if work.measured:
+        if self.config.pruning.measures(length):
             numbers = self._numerals.among(work.prompt)
             work.survey = self.config.pruning.survey(work.prompt, length, numbers)
             work.ledger.record(0, work.survey.estimate)

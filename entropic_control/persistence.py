@@ -112,7 +112,6 @@ def _describe(work: Sequence, now: float) -> dict[str, Any]:
         "request": work.request.model_dump(mode="json"),
         "limit": work.limit,
         "tokens": work.tokens,
-        "measured": work.measured,
         "prunable": work.prunable,
         "raw_entropy": None if np.isnan(work.raw_entropy) else work.raw_entropy,
         "tau": work.tau,
@@ -141,7 +140,7 @@ def _rebuild(engine: Engine, described: dict[str, Any], arrays: dict[str, Array]
     work = engine.prepare(request, arrays["prompt"])
     work.limit = described["limit"]
     work.tokens = list(described["tokens"])
-    work.measured, work.prunable = described["measured"], described["prunable"]
+    work.prunable = described["prunable"]
     entropy = described["raw_entropy"]
     work.raw_entropy = float("nan") if entropy is None else entropy
     work.tau = described["tau"]

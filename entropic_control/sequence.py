@@ -55,10 +55,9 @@ class Sequence:
         self.slot: int | None = None
         self.swapped: bytes | None = None
         """KV taken out of the engine while the request is preempted."""
-        self.measured = 0
-        """The surprisals of the tokens at positions below this matter to pruning."""
         self.survey: Survey | None = None
-        """What pruning assumes of the prompt's surprisals, and wants to know."""
+        """What pruning assumes of the prompt's surprisals, and wants to know; None where no surprisal
+        matters to it."""
         self.prunable = True
         self.observed = False
         """Whether a dry run has noted what pruning would do."""

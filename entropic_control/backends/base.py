@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -285,5 +286,5 @@ def _passes(chunks: Sequence[Chunk], adjacent: bool) -> int:
 
 def runs(slots: Iterable[int]) -> int:
     """Number of runs of neighbours among slots."""
-    rising = np.sort(np.fromiter(slots, np.int64))
-    return int(np.count_nonzero(np.diff(rising) > 1)) + bool(rising.size)
+    rising = sorted(slots)
+    return bool(rising) + sum(after - before > 1 for before, after in pairwise(rising))

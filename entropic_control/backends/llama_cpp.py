@@ -293,11 +293,12 @@ class LlamaCpp:
         for chunk in chunks:
             if chunk.following is None:
                 surprisal.append(None)
+                row += chunk.outputs
             else:
                 asked = chunk.asked
                 nats = surprisals(table[row : row + len(asked)], chunk.following[asked])
                 surprisal.append(chunk.answered(nats))
-            row += len(chunk.wanted)
+                row += len(chunk.wanted)
             logits.extend(table[row - chunk.outputs : row])
         return logits, surprisal
 
