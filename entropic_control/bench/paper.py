@@ -19,6 +19,7 @@ from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.dimensions import SMOLLM2, Dimensions
 from entropic_control.bench import resources
 from entropic_control.bench.arms import arms_of
+from entropic_control.bench.ceilings import limits
 from entropic_control.bench.measures import measure_run
 from entropic_control.bench.workloads import FULL, QUICK, WORKLOADS, Setting, Task, Workload
 from entropic_control.config import Config
@@ -29,6 +30,9 @@ from entropic_control.progress import follow
 from entropic_control.report import write_json
 
 Cells = dict[tuple[str, str, int], dict[str, Any]]
+
+_CALIBRATION = 4096
+"""Tokens of the longest sequence that the costs are measured on: half a minute of work."""
 """Stored runs, by workload, arm and repeat."""
 
 
@@ -88,7 +92,7 @@ class Paper:
         _known("arm", arms, self._arms)
         self._wanted = tuple(arms)
         self._repeats = repeats
-        # A small engine tells the size of the model and the speed of the machine.
+        # A small engine tells the size of the model and spells the texts.
         backend = sized_backend(config, 512, min(self.sizes.slots, 4)).open()
         try:
             self.dimensions: Dimensions = getattr(backend, "dimensions", SMOLLM2)
@@ -125,7 +129,7 @@ class Paper:
         )
 
     def _cost(self) -> CostModel:
-        return resources.slowed(Weights(*self.manifest["weights"]), self.manifest["speed"])
+        return CostModel(Weights(*self.manifest["weights"]))
 
     def _tasks_of(self, workload: Workload, backend: Backend) -> list[Task]:
         setting = Setting(backend, self.sizes)
@@ -157,7 +161,7 @@ class Paper:
                 )
 
     def _manifest(self, quick: bool, backend: Backend) -> dict[str, Any]:
-        """What the run is; of a run begun before, with the speed it was planned by."""
+        """What the run is; of a run begun before, with the costs it was planned by."""
         fresh = {
             "version": __version__,
             "quick": quick,
@@ -178,12 +182,19 @@ class Paper:
             "made": time.strftime("%Y-%m-%d"),
             "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
             "backend": backend.capabilities.name,
-            "weights": backend.cost.weights.tolist(),
-            "speed": resources.machine_speed(backend),
+            "weights": self._calibrated(),
         }
         self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(path, fresh)
         return fresh
+
+    def _calibrated(self) -> list[float]:
+        longest = max(WORKLOADS[name].context(self.sizes) for name in self._chosen)
+        backend = sized_backend(self.config, min(longest, _CALIBRATION), self.sizes.slots).open()
+        try:
+            return list(resources.calibrated(backend))
+        finally:
+            backend.close()
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -209,16 +220,17 @@ class Paper:
         ]
         with Engine(config) as engine:
             follow(engine, requests, bar, f"{workload.name}, {cell.arm}")
-            spell = engine.backend.piece
+            spell, report = engine.backend.piece, engine.report()
             figures = measure_run(
                 tasks,
-                engine.report(),
+                report,
                 self.dimensions,
                 self._cost(),
                 lambda tokens: b"".join(map(spell, tokens)).decode("utf-8", "replace"),
                 self._wait_bound(config, len(tasks)),
                 getattr(self.config.temperature, "target", None),
             )
+            figures["measures"] |= limits(tasks, report, config, self._cost(), self.sizes.slots)
         return {"workload": workload.name, "arm": cell.arm, "repeat": cell.repeat, **figures}
 
     def _wait_bound(self, config: Config, live: int) -> int | None:

@@ -59,14 +59,15 @@ def _paper(args: argparse.Namespace) -> int:
     from entropic_control.report import write_json
 
     console, remarks = Console(), Console(stderr=True)
-    paper = Paper(
-        config_of(args, default_config()),
-        args.out,
-        quick=args.quick,
-        workloads=args.workloads,
-        arms=args.arms,
-        repeats=args.repeats,
-    )
+    with remarks.status("measuring what a step costs on this machine"):
+        paper = Paper(
+            config_of(args, default_config()),
+            args.out,
+            quick=args.quick,
+            workloads=args.workloads,
+            arms=args.arms,
+            repeats=args.repeats,
+        )
     if not args.json:
         total, missing = len(list(paper.cells())), len(paper.missing)
         remarks.print(

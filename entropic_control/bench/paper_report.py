@@ -23,6 +23,7 @@ from entropic_control.bench.workloads import WORKLOADS
 
 ROWS = {
     "latency_mean": ("latency, mean [s]", ".2f"),
+    "latency_mean_limit": ("at best: latency, mean [s]", ".2f"),
     "latency_p50": ("latency, p50 [s]", ".2f"),
     "latency_p95": ("latency, p95 [s]", ".2f"),
     "latency_p99": ("latency, p99 [s]", ".2f"),
@@ -30,6 +31,7 @@ ROWS = {
     "time_per_output_token": ("time per output token [s]", ".3f"),
     "total_time": ("total time [s]", ".1f"),
     "tokens_per_second": ("tokens/s, end to end", ".1f"),
+    "tokens_per_second_limit": ("at best: tokens/s, end to end", ".1f"),
     "decode_tokens_per_second": ("tokens/s, decode steps", ".1f"),
     "prompt_share_percent": ("time in steps with prompts [%]", ".0f"),
     "kv_mean": ("KV cells, mean", ".0f"),
@@ -38,6 +40,7 @@ ROWS = {
     "bytes": ("bytes moved", ".3g"),
     "tau": ("tau [nats]", ".0f"),
     "tau_per_second": ("d(tau)/dC per second [nats/s]", ".2f"),
+    "tau_per_second_limit": ("at best: d(tau)/dC per second [nats/s]", ".2f"),
     "tau_per_teraflop": ("d(tau)/dC per FLOP [nats/TFLOP]", ".1f"),
     "tau_true": ("tau, forced text [nats]", ".0f"),
     "tau_true_per_second": ("d(tau)/dC per second, forced text [nats/s]", ".2f"),

@@ -19,6 +19,9 @@ from entropic_control.engine import Engine
 _FIXED = 400 << 20
 """Bytes for Python, scratch buffers and the trace."""
 
+_DECODED = 64
+"""Decode steps of a calibration, about: four kinds of sets in turn."""
+
 
 def available_bytes() -> int | None:
     """Memory that can be had without swapping; None where the system does not tell."""
@@ -50,29 +53,35 @@ def needed_bytes(
     return 2 * dimensions.weight_bytes + cells + logits + scores + _FIXED
 
 
-def machine_speed(backend: Backend) -> float:
-    """Seconds of a step on this machine over what the backend's cost model expects before it ran."""
-    cost, rows = backend.cost, min(backend.capabilities.slots, 4)
-    ratios = []
+def calibrated(backend: Backend) -> Weights:
+    """Seconds of a step's parts on this machine: the backend's cost model, fitted to some real steps.
+
+    One row is as long as the context allows, because a cell costs more in a long row than in a short
+    one: fitted to rows of up to 1,536 tokens, a dense run with one of 6,000 was planned a fifth too fast,
+    and an eighth if fitted to 4,096.
+    """
+    able, cost = backend.capabilities, CostModel(Weights(*backend.cost.weights))
 
     def step(chunks: list[Chunk]) -> None:
         seconds = backend.forward(chunks).seconds
-        ratios.append(seconds / cost.predict(step_shape(backend, chunks)))
+        cost.observe(step_shape(backend, chunks), seconds)
 
-    size = min(64, backend.capabilities.step_tokens)
-    for slot in range(rows):
-        step([Chunk(slot, 0, np.ones(size, np.int32), True)])
-    for place in range(12):
-        token = np.ones(1, np.int32)
-        step([Chunk(slot, size + place, token, True) for slot in range(rows)])
-    for slot in range(rows):
+    def read(slot: int, start: int, stop: int) -> None:
+        step([Chunk(slot, start, np.ones(stop - start, np.int32), True)])
+
+    short, token = min(64, able.step_tokens), np.ones(1, np.int32)
+    lengths = np.array([able.context - _DECODED, *[short] * (able.slots - 1)])
+    for slot, length in enumerate(lengths):
+        for start in range(0, length, able.step_tokens):
+            read(slot, start, min(start + able.step_tokens, length))
+    everyone = range(able.slots)
+    for _ in range(_DECODED // 4):
+        for slots in (everyone[:1], everyone, everyone[1:] or everyone, everyone[-1:]):
+            step([Chunk(slot, int(lengths[slot]), token, True) for slot in slots])
+            lengths[list(slots)] += 1
+    for slot in everyone:
         backend.release(slot)
-    return float(np.median(ratios))
-
-
-def slowed(weights: Weights, speed: float) -> CostModel:
-    """The cost model of a machine that takes `speed` times as long."""
-    return CostModel(Weights(*(speed * weight for weight in weights)))
+    return Weights(*cost.weights.tolist())
 
 
 def expected_seconds(tasks: Sequence[Task], cost: CostModel, slots: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class Sizes:
     arrival_tokens: tuple[int, int] = (32, 128)
     drift_prompts: int = 4
     drift_tokens: int = 2000
-    ablation_prompts: int = 8
+    ablation_prompts: int = 16
     ablation_tokens: int = 320
 
 
@@ -184,14 +185,29 @@ def _single(setting: Setting) -> list[Task]:
     return [_continue(Library(setting.backend), 0, 0, sizes.single, *sizes.long_tokens)]
 
 
-def _arrivals(setting: Setting) -> list[Task]:
+Lengths = Callable[[Sizes], Array]
+"""Prompt tokens of the requests that arrive, shape (arrivals,)."""
+
+
+def _spread_lengths(sizes: Sizes) -> Array:
+    return np.resize(sizes.arrival_prompts, sizes.arrivals)
+
+
+def _mixed_lengths(sizes: Sizes) -> Array:
+    """As in the mixed workload: of a full set of slots one is very long and the others are short."""
+    lengths = np.random.default_rng(19).integers(*sizes.mixed_short, sizes.arrivals)
+    lengths[sizes.slots - 1 :: sizes.slots] = sizes.mixed_long
+    return lengths
+
+
+def _arrivals(setting: Setting, lengths: Lengths) -> list[Task]:
     _, sizes, rate = setting
     library, rng = Library(setting.backend), np.random.default_rng(17)
     # A Poisson process given its count: of 18 gaps left to chance, those of this seed were half as
     # long as the rate has them, which doubled the load.
     gaps = rng.exponential(1.0, sizes.arrivals)
     times = np.cumsum(gaps) / gaps.mean() / rate
-    prompts = rng.permutation(np.resize(sizes.arrival_prompts, sizes.arrivals))
+    prompts = rng.permutation(lengths(sizes))
     tokens = rng.integers(*sizes.arrival_tokens, sizes.arrivals)
     tasks = []
     for n in range(sizes.arrivals):
@@ -257,14 +273,22 @@ def _request(name: str, prompt: Array, forced: list[int], number: int) -> Reques
     )
 
 
-def _arrivals_at(load: float, about: str, arms: tuple[str, ...]) -> Workload:
+def _arrivals_at(
+    load: float,
+    arms: tuple[str, ...],
+    name: str = "arrivals",
+    about: str = "mixed lengths",
+    lengths: Lengths = _spread_lengths,
+    longest: Callable[[Sizes], int] = lambda sizes: max(sizes.arrival_prompts),
+    quick: bool = True,
+) -> Workload:
     return Workload(
-        f"arrivals_{load:g}",
-        about,
-        _arrivals,
+        f"{name}_{load:g}",
+        f"Poisson arrivals of {about} at {load:g} of capacity",
+        partial(_arrivals, lengths=lengths),
         arms,
-        lambda s: max(s.arrival_prompts) + s.arrival_tokens[1],
-        quick=load > 1,
+        lambda sizes: longest(sizes) + sizes.arrival_tokens[1],
+        quick=quick,
         load=load,
     )
 
@@ -298,15 +322,16 @@ WORKLOADS = {
             lambda s: s.mixed_long + sum(s.mixed_tokens),
             quick=False,
         ),
-        _arrivals_at(
-            0.7,
-            "Poisson arrivals of mixed lengths at 0.7 of capacity",
-            ("baseline", "full"),
-        ),
+        _arrivals_at(0.7, ("baseline", "full"), quick=False),
+        _arrivals_at(1.1, ("baseline", "fair", "full")),
         _arrivals_at(
             1.1,
-            "Poisson arrivals of mixed lengths at 1.1 of capacity",
             ("baseline", "fair", "full"),
+            "arrivals_mixed",
+            "the mixed workload's lengths",
+            _mixed_lengths,
+            lambda sizes: sizes.mixed_long,
+            quick=False,
         ),
         Workload(
             "temperature",

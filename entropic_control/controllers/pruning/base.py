@@ -122,6 +122,10 @@ class Pruning(Controller):
         """The controller with the budget that one sequence's state calls for."""
         return self
 
+    def leanest(self) -> Pruning:
+        """The controller with the smallest budget that any state calls for."""
+        return self
+
     @abstractmethod
     def score(self, blocks: Blocks) -> Array:
         """How much each block is worth keeping, shape (n,)."""

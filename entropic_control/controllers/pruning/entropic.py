@@ -117,13 +117,15 @@ class EntropicPruning(Pruning):
         sureness = 1 - min(float(state.entropy[0]) / self.gate, 1.0)
         return self.model_copy(update={"budget": self._scaled(1 - self.follow * sureness)})
 
+    def leanest(self) -> Pruning:
+        return self.model_copy(update={"budget": self._scaled(1 - self.follow)})
+
     def _scaled(self, share: float) -> float | int:
         return share * self.budget if isinstance(self.budget, float) else int(share * self.budget)
 
     def measures(self, length: int) -> int:
         """All but the window: what is in it when the sequence ends was never in front of it."""
-        least = self.model_copy(update={"budget": self._scaled(1 - self.follow)})
-        window = int(self.window * least.budget_blocks(length, 1))
+        window = int(self.window * self.leanest().budget_blocks(length, 1))
         return min(super().measures(length), length - window + self.lead)
 
     def survey(self, prompt: Array, length: int, numbers: Array) -> Survey:
