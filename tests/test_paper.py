@@ -14,7 +14,7 @@ from entropic_control.backends.dimensions import SMOLLM2
 from entropic_control.backends.simulated import Simulated
 from entropic_control.bench import paper as papers
 from entropic_control.bench import resources
-from entropic_control.bench.aims import AIMS, CLAIMS, Aim
+from entropic_control.bench.aims import AIMS, CLAIMS, Aim, verdicts
 from entropic_control.bench.arms import DENSE, arms_of, default_config
 from entropic_control.bench.compare import Compared, comparisons_of, results_of, super_additivity
 from entropic_control.bench.measures import measure_run
@@ -279,6 +279,26 @@ def test_the_plot_has_an_axis_for_each_measure(cells: Cells) -> None:
     assert axes[0].get_title() == "mean latency over first come"
     assert len(axes) == 4
     assert all(len(place.patches) > 8 for place in axes)
+
+
+def test_loops_are_judged_on_all_texts_of_all_repeats_with_an_interval() -> None:
+    def cell(*shares: float) -> dict[str, Any]:
+        requests = [{"repeated_4grams": share} for share in shares]
+        return {"measures": {}, "requests": requests}
+
+    cells = {
+        ("loops", "pi", 0): cell(0.02, 0.04, 0.0),
+        ("loops", "pi", 1): cell(0.08, 0.02, 0.02),
+        ("loops", "fixed_0.5", 0): cell(0.1, 0.3, 0.2),
+        ("loops", "fixed_0.5", 1): cell(0.4, 0.2, 0.3),
+    }
+    (verdict,) = verdicts(cells, {}, {})
+    assert verdict.value == pytest.approx(0.18 / 1.5)
+    assert verdict.reached
+    assert verdict.interval is not None
+    assert verdict.interval.low < verdict.value < verdict.interval.high
+    del cells["loops", "pi", 1]
+    assert not verdicts(cells, {}, {})  # not the same texts
 
 
 def test_verdicts_in_words() -> None:

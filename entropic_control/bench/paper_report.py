@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
-from entropic_control.bench.aims import CLAIMS, Verdict, verdicts
+from entropic_control.bench.aims import CLAIMS, Claim, Verdict, verdicts
 from entropic_control.bench.compare import (
     Comparisons,
     Excess,
@@ -105,7 +106,7 @@ def summary_of(cells: Cells, manifest: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "aims": [
             {**vars(verdict), "interval": _listed(verdict.interval)}
-            for verdict in verdicts(results, comparisons)
+            for verdict in verdicts(cells, results, comparisons)
         ],
         "super_additivity": {
             workload: {
@@ -163,13 +164,39 @@ def _needles(cells: Cells) -> dict[str, list[dict[str, Any]]]:
 def tables(cells: Cells) -> list[Table]:
     """The claims and the aims with what was measured."""
     results, comparisons = results_of(cells), comparisons_of(cells)
-    claims = Table("workload", "claim of the paper", "paper", "ratio", "verdict")
-    for workload, name, said, value, words in _claims(comparisons):
-        claims.add_row(workload, name, said, f"{value:.2f}", words)
-    aims = Table("workload", "arm", "measure", "aim", "measured", "verdict")
-    for verdict in verdicts(results, comparisons):
-        aims.add_row(*_aim_row(verdict))
+    claims = Table(
+        title="full over dense, beside the paper's claims (* as claimed or beyond)",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    claims.add_column("workload\n\npaper:", no_wrap=True)
+    for claim in CLAIMS:
+        low, high = claim.said.split(" to ")
+        claims.add_column(f"{claim.heading}\n{low} to\n{high}", justify="right")
+    for workload, arms in comparisons.items():
+        found = [(claim, arms.get("full", {}).get(claim.measure)) for claim in CLAIMS]
+        if any(value for _, value in found):
+            claims.add_row(
+                workload, *("" if f is None else _change(claim, f.value) for claim, f in found)
+            )
+    aims = _folding("workload", "measure", "aim", "measured", "verdict")
+    for verdict in verdicts(cells, results, comparisons):
+        workload, arm, *rest = _aim_row(verdict)
+        aims.add_row(workload if arm == "full" else f"{workload}, {arm}", *rest)
     return [claims, aims]
+
+
+def _change(claim: Claim, value: float) -> str:
+    return f"{100 * (value - 1):+.0f} %" + ("" if claim.missed(value) else " *")
+
+
+def _folding(*columns: str) -> Table:
+    """A table that breaks long words in a narrow terminal instead of cutting them off."""
+    table = Table()
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
 
 
 def _aim_row(verdict: Verdict) -> tuple[str, ...]:
@@ -199,7 +226,7 @@ def markdown(cells: Cells, manifest: Mapping[str, Any], command: str) -> str:
         "![ratios of every arm to the dense baseline, beside the paper's claims](evidence.png)",
         _METHOD,
         *_section("Against the paper's claims", _claims_table(comparisons)),
-        *_section("Against the aims of this project", _aims_table(results, comparisons)),
+        *_section("Against the aims of this project", _aims_table(cells, results, comparisons)),
         *_prefill_remark(results),
         *_together(cells, results),
         *_needle_section(cells),
@@ -251,8 +278,8 @@ def _claims_table(comparisons: Comparisons) -> str:
     return _grid(("workload", "claim", "paper", "ratio, full over dense", "verdict"), rows)
 
 
-def _aims_table(results: Results, comparisons: Comparisons) -> str:
-    rows = [_aim_row(verdict) for verdict in verdicts(results, comparisons)]
+def _aims_table(cells: Cells, results: Results, comparisons: Comparisons) -> str:
+    rows = [_aim_row(verdict) for verdict in verdicts(cells, results, comparisons)]
     return _grid(("workload", "arm", "measure", "aim", "measured", "verdict"), rows)
 
 

@@ -74,8 +74,9 @@ class Sizes:
     arrival_tokens: tuple[int, int] = (32, 128)
     drift_prompts: int = 4
     drift_tokens: int = 2000
-    ablation_prompts: int = 16
+    ablation_prompts: int = 8
     ablation_tokens: int = 320
+    loop_texts: int = 48
 
 
 FULL = Sizes()
@@ -96,6 +97,7 @@ QUICK = Sizes(
     drift_tokens=160,
     ablation_prompts=4,
     ablation_tokens=48,
+    loop_texts=8,
 )
 
 
@@ -140,6 +142,10 @@ def _drift(setting: Setting) -> list[Task]:
 
 def _ablation(setting: Setting) -> list[Task]:
     return _chats(setting.sizes.ablation_prompts, setting.sizes.ablation_tokens)
+
+
+def _loops(setting: Setting) -> list[Task]:
+    return _chats(setting.sizes.loop_texts, setting.sizes.ablation_tokens)
 
 
 def _chats(count: int, tokens: int) -> list[Task]:
@@ -339,6 +345,15 @@ WORKLOADS = {
             _ablation,
             TEMPERATURES,
             lambda s: s.ablation_tokens + _ROOM,
+        ),
+        # Sixteen texts leave the ratio of loops anywhere between 0.17 and 0.29.
+        Workload(
+            "loops",
+            "how often texts repeat themselves, on many of them",
+            _loops,
+            ("fixed_0.5", "pi"),
+            lambda s: s.ablation_tokens + _ROOM,
+            quick=False,
         ),
         Workload(
             "drift",
