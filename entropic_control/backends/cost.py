@@ -103,7 +103,7 @@ class CostModel:
 
     def decode(self, rows: Array, longest: Array) -> Array:
         """Seconds to decode one token for each of `rows` sequences, the longest with `longest` cells."""
-        step, row, row_cell = self.weights[:3]
+        step, row, row_cell = self.weights[:3].tolist()
         return np.asarray(step + row * rows + row_cell * rows * longest)
 
     def prefill(self, tokens: Array, cells: Array, measured: bool = False) -> Array:
