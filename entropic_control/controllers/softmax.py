@@ -127,7 +127,7 @@ def moments(
 
 
 def raw_and_tempered(row: Array, temperature: float, ends: Extremes) -> tuple[Moments, Moments]:
-    """`moments` at T = 1 and at T: cheaper than the two apart. No varentropy at T = 1 unless T is."""
+    """`moments` at T = 1, without varentropy unless T is 1, and at T: cheaper for numpy than two calls."""
     if temperature == 1.0:
         both = moments(row, 1.0, ends)
         return both, both
