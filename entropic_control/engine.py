@@ -17,7 +17,6 @@ from entropic_control.backends.cost import Shape
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority import Candidates, FirstCome, Limits
-from entropic_control.controllers.state import stack
 from entropic_control.errors import (
     CapabilityError,
     DecodeError,
@@ -296,7 +295,7 @@ class Engine:
         """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
         live, cost = self._live, self.backend.cost
         candidates = self._candidates(live)
-        state = stack([work.priority for work in live])
+        state = self._loops.flows(live)
         limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
         plan = self._order.plan(state, candidates, cost, limits)
         shares = [
@@ -486,8 +485,7 @@ class Engine:
         accepted: int,
         reason: str,
     ) -> None:
-        predicted = self.backend.cost.predict(shape)
-        self.backend.cost.observe(shape, engine_seconds)
+        predicted = self.backend.cost.observe(shape, engine_seconds)
         self.trace.steps.append(
             1,
             step=self._step_number,

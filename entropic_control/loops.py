@@ -14,7 +14,7 @@ from entropic_control.controllers.measure import Measured, measure, truncated_be
 from entropic_control.controllers.priority import fall
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import split, stack
+from entropic_control.controllers.state import Together
 from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
 from entropic_control.numerals import Numerals
@@ -54,6 +54,8 @@ class Loops:
     def __init__(self, config: Config, backend: Backend, *, dry_run: bool = False) -> None:
         self.config = config
         self._dry_run = dry_run
+        self._temperatures, self._priorities = Together(), Together()
+        self._prunings, self._guesses = Together(), Together()
         self._numerals = Numerals(backend.piece)
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
@@ -70,6 +72,10 @@ class Loops:
             numbers = self._numerals.among(work.prompt)
             work.survey = self.config.pruning.survey(work.prompt, length, numbers)
             work.ledger.record(0, work.survey.estimate)
+
+    def flows(self, works: Sequence[Work]) -> Any:
+        """The priority states of sequences, in one."""
+        return self._priorities.stack([work.priority for work in works])
 
     def watches(self, work: Work) -> bool:
         """Whether the attention of the sequence's next token is wanted."""
@@ -91,24 +97,29 @@ class Loops:
         of a draw, and is measured like one.
         """
         config, count = self.config, len(works)
-        state = stack([work.temperature for work in works])
+        state = self._temperatures.stack([work.temperature for work in works])
         draw: Any = self._draw
         if self._device is not None and any(work.request.forced for work in works):
             logits = self._device.fetched(logits)  # the kernel always draws
         elif self._device is not None:
             draw = self._device
         tokens, reading, command, commanded, state = draw(works, logits, state)
-        _, priority = config.priority.update(stack([w.priority for w in works]), reading)
-        prunable, pruning = config.pruning.update(stack([w.pruning for w in works]), reading)
+        _, priority = config.priority.update(self.flows(works), reading)
+        pruning = self._prunings.stack([work.pruning for work in works])
+        prunable, pruning = config.pruning.update(pruning, reading)
         states = zip(
-            split(state, count), split(priority, count), split(pruning, count), strict=True
+            self._temperatures.split(state, count),
+            self._priorities.split(priority, count),
+            self._prunings.split(pruning, count),
+            strict=True,
         )
         for row, (work, own) in enumerate(zip(works, states, strict=True)):
             work.temperature, work.priority, work.pruning = own
             work.prunable = bool(prunable[row])
         if config.speculation.drafts:
-            _, guessing = config.speculation.update(stack([w.speculation for w in works]), reading)
-            for work, one in zip(works, split(guessing, count), strict=True):
+            guessing = self._guesses.stack([work.speculation for work in works])
+            _, guessing = config.speculation.update(guessing, reading)
+            for work, one in zip(works, self._guesses.split(guessing, count), strict=True):
                 work.speculation = one
         before = np.array([work.raw_entropy for work in works])
         passed = fall(before, reading.raw_entropy)

@@ -120,9 +120,11 @@ class Sequence:
     def following(self, count: int) -> Array | None:
         """The prompt tokens that follow the next `count`, -1 where their surprisal is not wanted."""
         at = self.ledger.length + 1
-        if self.survey is None or not self.survey.measured[at : at + count].any():
+        if self.survey is None or at >= len(self.prompt):
             return None
         wanted = self.survey.measured[at : at + count]
+        if not wanted.any():
+            return None
         return np.where(wanted, self.prompt[at : at + count], -1).astype(np.int32)
 
     def learn(self, start: int, surprisal: Array) -> None:

@@ -262,17 +262,26 @@ class BackendConfig(Kinded):
 
 def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
     """The cost features of a step that the backend has just run."""
-    sized = [(chunk, len(chunk.tokens), backend.extent(chunk.slot)) for chunk in chunks]
-    prompts = [(chunk, size, cells) for chunk, size, cells in sized if size - chunk.drafts > 1]
-    decoding = [(chunk, cells) for chunk, size, cells in sized if size - chunk.drafts == 1]
+    decoding: list[Chunk] = []
+    longest = drafted = prompt_tokens = prompt_reads = measured = 0
+    for chunk in chunks:
+        size, cells = len(chunk.tokens), backend.extent(chunk.slot)
+        if size - chunk.drafts > 1:
+            prompt_tokens += size
+            prompt_reads += int(size * (cells - size / 2))
+            measured += len(chunk.asked)
+        else:
+            decoding.append(chunk)
+            longest = max(longest, cells)
+            drafted += chunk.drafts
     return Shape(
         rows=len(decoding),
-        longest=max((cells for _, cells in decoding), default=0),
-        prompt_tokens=sum(size for _, size, _ in prompts),
-        prompt_reads=sum(int(size * (cells - size / 2)) for _, size, cells in prompts),
-        measured=sum(len(c.asked) for c, _, _ in prompts),
-        drafted=sum(chunk.drafts for chunk, _ in decoding),
-        passes=_passes([chunk for chunk, _ in decoding], backend.capabilities.adjacent),
+        longest=longest,
+        prompt_tokens=prompt_tokens,
+        prompt_reads=prompt_reads,
+        measured=measured,
+        drafted=drafted,
+        passes=_passes(decoding, backend.capabilities.adjacent),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,7 @@ class CostModel:
 
     def decode(self, rows: Array, longest: Array) -> Array:
         """Seconds to decode one token for each of `rows` sequences, the longest with `longest` cells."""
-        step, row, row_cell = self.weights[:3]
+        step, row, row_cell = self.weights[:3].tolist()
         return np.asarray(step + row * rows + row_cell * rows * longest)
 
     def prefill(self, tokens: Array, cells: Array, measured: bool = False) -> Array:
@@ -121,8 +122,8 @@ class CostModel:
         if cells > 0:
             self._swap_cell += 0.3 * (seconds / cells - self._swap_cell)
 
-    def observe(self, shape: Shape, seconds: float) -> None:
-        """Learn from a step that took `seconds`.
+    def observe(self, shape: Shape, seconds: float) -> float:
+        """Learn from a step that took `seconds`; returns the seconds that were predicted.
 
         A step far slower than predicted is another process on the cores rather than news about the
         engine: it counts as four times the prediction at most. One that took next to no time was no
@@ -130,16 +131,17 @@ class CostModel:
         """
         features = shape.features()
         predicted = float(features @ self.weights)
-        if predicted <= 0 or seconds <= 0 or not np.isfinite(seconds):
-            return
+        if predicted <= 0 or seconds <= 0 or not math.isfinite(seconds):
+            return predicted
         if self.observed >= self._REFIT:
             seconds = min(seconds, self._OUTLIER * predicted)
         scaled = features / max(seconds, self._LEAST * predicted)
-        self._gram = self._keep * self._gram + np.outer(scaled, scaled)
+        self._gram = self._keep * self._gram + scaled[:, None] * scaled
         self._moment = self._keep * self._moment + scaled
         self.observed += 1
         if self.observed % self._REFIT == 0 or self.observed in (1, 2, 4, 8):
             self._fit()
+        return predicted
 
     def _fit(self) -> None:
         unit = self.prior

@@ -32,7 +32,7 @@ from entropic_control.backends.llama_cpp_processor import (
     entropic_logits_processor as entropic_logits_processor,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.softmax import surprisals
+from entropic_control.controllers.softmax import load_compiled, surprisals
 from entropic_control.errors import CapabilityError, DecodeError, ModelError, NoRoom
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class LlamaCpp:
         self._pieces: dict[int, bytes] = {}
         # The buffer moves rarely, and making a view of it costs as much as a draw.
         self._table = lru_cache(maxsize=64)(self._view)
+        load_compiled()
 
     def _open(self, path: str) -> None:
         api, config = self._api, self.config
@@ -250,6 +251,7 @@ class LlamaCpp:
         for chunk in chunks:
             self._check(chunk)
         outputs = self._batch.fill(chunks)
+        self._check_tokens()
         began = time.perf_counter()
         code = int(self._api.llama_decode(self._context, self._batch.struct))
         seconds = time.perf_counter() - began
@@ -277,8 +279,13 @@ class LlamaCpp:
             raise NoRoom(
                 1, f"slot {chunk.slot} would pass its context of {self.capabilities.context}"
             )
-        if not np.all((chunk.tokens >= 0) & (chunk.tokens < self.capabilities.vocab)):
-            raise DecodeError(-1, f"slot {chunk.slot} was given a token outside the vocabulary")
+
+    def _check_tokens(self) -> None:
+        tokens = self._batch.tokens[: self._batch.struct.n_tokens]
+        unknown = (tokens < 0) | (tokens >= self.capabilities.vocab)
+        if unknown.any():
+            slot = self._batch.sequences[unknown.argmax()]
+            raise DecodeError(-1, f"slot {slot} was given a token outside the vocabulary")
 
     def _collect(
         self, chunks: Sequence[Chunk], outputs: int

@@ -126,9 +126,9 @@ def measure(
     early = truncation.place == "before" and not isinstance(truncation, NoTruncation)
     late = truncation.place == "after" and not isinstance(truncation, NoTruncation)
     count = len(logits)
-    columns = np.full((7, count), np.nan)
-    live = np.zeros(count, np.int64)
-    valid = np.zeros(count, np.bool_)
+    unknown = (np.nan,) * 7
+    columns: list[tuple[float, ...]] = []
+    live: list[int] = []
     supports: list[Support | None] = []
     own: list[Support | None] = []
     temperatures = command.temperature.tolist()
@@ -140,6 +140,8 @@ def measure(
         if not ends.valid:
             supports.append(None)
             own.append(None)
+            columns.append(unknown)
+            live.append(0)
             continue
         if early:
             raw = moments(row, 1.0, ends, spread=temperature == 1.0)
@@ -158,19 +160,21 @@ def measure(
             limit = float(command.max_surprisal[index])
             keep = within_surprisal(support.logits, support.moments, limit)
             support = support.cut(keep, temperature)
-        columns[:, index] = (
-            estimate.entropy,
-            at.varentropy,
-            estimator.decision_entropy(row, raw),
-            estimate.lower,
-            estimate.upper,
-            estimate.tail_mass,
-            support.moments.entropy,
+        columns.append(
+            (
+                estimate.entropy,
+                at.varentropy,
+                estimator.decision_entropy(row, raw),
+                estimate.lower,
+                estimate.upper,
+                estimate.tail_mass,
+                support.moments.entropy,
+            )
         )
-        live[index] = at.live
-        valid[index] = True
+        live.append(at.live)
         supports.append(support)
-    entropy, varentropy, raw_entropies, lower, upper, tail_mass, realized = columns
+    table = np.array(columns, np.float64).reshape(count, 7)
+    entropy, varentropy, raw_entropies, lower, upper, tail_mass, realized = table.T.copy()
     reading = Reading(
         entropy=entropy,
         varentropy=varentropy,
@@ -178,12 +182,12 @@ def measure(
         lower=lower,
         upper=upper,
         tail_mass=tail_mass,
-        live=live,
+        live=np.array(live, np.int64),
         realized_entropy=realized,
         surprisal=np.full(count, np.nan),
         raw_surprisal=np.full(count, np.nan),
         temperature=np.array(temperatures, np.float64),
-        valid=valid,
+        valid=np.array([support is not None for support in supports], np.bool_),
         distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
     )
     return Measured(reading, supports, own)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from operator import is_
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,27 @@ def split(state: S, rows: int) -> list[S]:
     if not columns:
         return [state] * rows
     return [type(state)(*parts) for parts in zip(*columns, strict=True)]
+
+
+class Together:
+    """States of single sequences that are mostly wanted together, in one order.
+
+    To stack the same states again, the very objects that `split` gave last, takes a comparison.
+    """
+
+    def __init__(self) -> None:
+        self._whole: Any = None
+        self._parts: list[Any] = []
+
+    def stack(self, states: Sequence[S]) -> S:
+        """What `stack` of them is."""
+        known = len(states) == len(self._parts) and all(map(is_, states, self._parts))
+        return cast("S", self._whole) if known else stack(states)
+
+    def split(self, state: S, rows: int) -> list[S]:
+        """What `split` of it is."""
+        self._whole, self._parts = state, split(state, rows)
+        return self._parts
 
 
 def take(state: S, rows: slice | NDArray[np.intp]) -> S:

@@ -362,3 +362,48 @@ def test_impossible_parameters_are_refused() -> None:
     for bad in ({"alpha": 0.0}, {"beta": -1.0}, {"patience": 0}, {"filter": 1.5}):
         with pytest.raises(ValidationError):
             EntropicPriority(**bad)
+
+
+class Weighing(EntropicPriority):
+    """Weighs every step, also those with one set to choose from."""
+
+    def _only_set(self, *_: Any) -> None:
+        return None
+
+
+@given(st.integers(0, 10**6), st.integers(2, 12), st.integers(0, 2), st.integers(1, 12))
+def test_what_need_not_be_weighed_comes_out_as_if_it_were(
+    seed: int, n: int, free: int, room: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    waiting = rng.random(n) < rng.choice([0.0, 0.4])
+    prompts = rng.random(n) < rng.choice([0.0, 0.3])
+    columns = candidates(
+        n,
+        arrival=rng.permutation(n),
+        waited=rng.choice(
+            [0, 511, 512, 600], n, p=rng.choice([[1, 0, 0, 0], [0.7, 0.1, 0.1, 0.1]])
+        ),
+        prompt_left=np.where(prompts | waiting, rng.integers(1, 900, n), 0),
+        decode_left=rng.integers(1, 300, n),
+        cells=np.where(waiting, 0, rng.choice([256, 512, 6144], n)),
+        slack=np.where(rng.random(n) < rng.choice([0.0, 0.2]), rng.random(n) * 9, np.inf),
+        seated=~waiting,
+    )
+    flow = rng.gamma(0.5, 1.0, n)
+    plans = [
+        policy.plan(state_of(policy, flow), columns, COST, Limits(free, room))
+        for policy in (EntropicPriority(), Weighing())
+    ]
+    for one, other in zip(*plans, strict=True):
+        assert_array_equal(one, other)
+
+
+def test_most_steps_of_a_full_batch_need_no_weighing() -> None:
+    policy = EntropicPriority()
+    seated = np.arange(16) < 8
+    columns = candidates(16, seated=seated, prompt_left=np.where(seated, 0, 300))
+    only = policy._only_set(policy.init(16), columns, COST, Limits(0, 512))
+    assert only is not None
+    assert only.tolist() == list(range(8))
+    assert policy._only_set(policy.init(16), columns, COST, Limits(1, 512)) is None

@@ -9,6 +9,7 @@ from numpy.testing import assert_array_equal
 
 from entropic_control.controllers.state import (
     NoState,
+    Together,
     choose,
     map_leaves,
     rows_of,
@@ -58,3 +59,14 @@ def test_states_without_arrays_pass_through() -> None:
     assert stack([NoState(), NoState()]) == NoState()
     assert split(NoState(), 3) == [NoState()] * 3
     assert map_leaves(np.copy, NoState()) == NoState()
+
+
+def test_states_that_were_split_together_need_no_stacking_again() -> None:
+    together = Together()
+    whole = tree(1, 2, 3)
+    parts = together.split(whole, 3)
+    assert together.stack(parts) is whole
+    for others in ([parts[2], parts[0]], [*parts[:2], tree(3)], parts[:2], [tree(5)]):
+        found = together.stack(others)
+        same(found, stack(others))
+        assert found is not whole

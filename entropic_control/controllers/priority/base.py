@@ -109,8 +109,8 @@ class Priority(Controller):
 
 def alone(candidates: Candidates, limits: Limits) -> Plan:
     """The plan for a single request, which needs no index."""
-    tokens = np.clip(candidates.prompt_left, 1, limits.step_tokens)
-    return Plan(np.zeros(1, np.intp), tokens, "nothing else to do")
+    tokens = min(max(int(candidates.prompt_left[0]), 1), limits.step_tokens)
+    return Plan(np.zeros(1, np.intp), np.array([tokens]), "nothing else to do")
 
 
 def eligible(order: Array, candidates: Candidates, free_slots: int) -> Array:

@@ -1,0 +1,137 @@
+"""The passes of `softmax` over one float32 row, compiled; imported only where numba is installed.
+
+numpy walks a row five times a temperature and writes it down three times between. A compiled loop keeps
+256 tokens in registers and walks it once: 0.02 ms against 0.05 at 49,152 tokens, and nothing but the
+row itself has to come back into the cache after the model has emptied it. The formulas are those of
+`softmax`, whose numpy pass is the reference and runs wherever this cannot.
+
+NUMBA_DISABLE_JIT=1 leaves every row to numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import register_jitable
+
+from entropic_control.controllers import softmax
+from entropic_control.controllers.base import Array
+from entropic_control.controllers.softmax import BLOCK
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+if numba.config.DISABLE_JIT:
+    raise ImportError("numba is told not to compile")
+
+_LN2 = math.log(2)
+
+_ROW = types.Array(types.float32, 1, "C", readonly=True)
+_SINGLE, _DOUBLE = types.float32, types.float64
+_BLOCKS = types.Array(types.float32, 2, "C", readonly=True)
+_WALK = types.UniTuple(_DOUBLE, 3)(_BLOCKS, _SINGLE, _SINGLE, types.Array(_SINGLE, 1, "C"))
+_QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_LEAST = np.float32(-127)
+"""2^-127 is what `_power` makes an exact zero of, as a masked token needs."""
+
+_ROUND = np.float32(1.5 * 2**23)
+"""Added to a small number it leaves the nearest integer in the lowest bits."""
+
+# 2^r = 1 + c1 r + ... + c5 r^5 on [-1/2, 1/2], fitted to the least relative error, 9e-8.
+_C1 = np.float32(0.6931469775965886)
+_C2 = np.float32(0.24022242081843168)
+_C3 = np.float32(0.05550733745645823)
+_C4 = np.float32(0.009671512862184694)
+_C5 = np.float32(0.0013264727080109962)
+
+
+def _compiled(*signature: Any, **options: Any) -> Callable[[F], F]:
+    """`numba.njit`, with the machine code kept beside the module or in the user's cache, if it can be."""
+
+    def decorate(function: F) -> F:
+        try:
+            kept: F = numba.njit(*signature, cache=True, **options)(function)
+        except RuntimeError:  # neither can be written to
+            kept = numba.njit(*signature, **options)(function)
+        return kept
+
+    return decorate
+
+
+# Not reassociated: that would take the rounding for adding nothing.
+@_compiled(fastmath={"contract"})
+def _power(x: Any) -> Any:
+    """2^x for x in [-127, 0]."""
+    shifted = x + _ROUND
+    r = x - (shifted - _ROUND)
+    power = ((((_C5 * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _ONE
+    exponent = np.float32(shifted).view(np.int32) << np.int32(23)
+    return np.int32(np.float32(power).view(np.int32) + exponent).view(np.float32)
+
+
+@_compiled(fastmath={"contract"})
+def _terms(logit: Any, peak: Any, scale: Any) -> Any:
+    """w, w y and w y^2 of a token, where w = 2^y and y = (z - peak) / (T ln 2)."""
+    y = max((logit - peak) * scale, _LEAST)
+    w = _power(y)
+    return w, w * y, w * y * y
+
+
+@_compiled(_WALK, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
+def _walk(blocks: Any, peak: Any, scale: Any, masses: Any) -> Any:
+    """The sums of `_terms` over blocks of 256 tokens; those of w by block into `masses`.
+
+    Single precision within a block, double from block to block. The length of a block has to be known
+    when this is compiled: otherwise it takes twice the time.
+    """
+    total: Any = 0.0
+    first: Any = 0.0
+    second: Any = 0.0
+    for block in range(len(blocks)):
+        mass, once, twice = _ZERO, _ZERO, _ZERO
+        for place in range(BLOCK):
+            w, wy, wyy = _terms(blocks[block, place], peak, scale)
+            mass += w
+            once += wy
+            twice += wyy
+        masses[block] = mass
+        total, first, second = total + mass, first + once, second + twice
+    return total, first, second
+
+
+def walked(row: Array, peak: float, temperature: float) -> tuple[float, float, float, Array]:
+    """Sum of w, E[y], E[y^2] and the blocks of w, where y = (z - peak) / T and w = exp(y).
+
+    Parameters
+    ----------
+    row : array, shape (vocab,), float32
+        Valid logits, contiguous and aligned; -inf marks a masked token.
+    peak : float
+        The largest of them.
+    temperature : float
+        Above `GREEDY`.
+    """
+    blocks = _blocks(row)
+    masses = np.empty(len(blocks), np.float32)
+    scale = np.float32(1 / (_LN2 * temperature))
+    total, first, second = _walk(blocks, np.float32(peak), scale, masses)
+    return total, _LN2 * first / total, _LN2 * _LN2 * second / total, masses
+
+
+def _blocks(row: Array) -> Array:
+    """The row, shape (n, 256); masked tokens fill the last block up."""
+    missing = -row.size % BLOCK
+    if missing:
+        row = np.concatenate([row, np.full(missing, -np.inf, np.float32)])
+    return row.reshape(-1, BLOCK)
+
+
+register_jitable(softmax.exponentials)
+quantile = _compiled(_QUANTILE)(softmax.quantile)
