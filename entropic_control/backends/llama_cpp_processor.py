@@ -14,6 +14,7 @@ from entropic_control.backends.micro import MicroLoop, Source
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import measure
 from entropic_control.controllers.sampling import uniform
+from entropic_control.controllers.softmax import load_compiled
 from entropic_control.errors import CapabilityError, EntropicError, LogitsError
 
 _INSTEAD = "give this processor truncation '{}' instead"
@@ -86,6 +87,7 @@ class EntropicSampler(list["EntropicSampler"]):
         self._refused = False
         self.error: EntropicError | None = None
         """What went wrong in the last completion; None if nothing did."""
+        load_compiled()
 
     @property
     def arguments(self) -> dict[str, Any]:

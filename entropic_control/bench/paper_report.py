@@ -256,7 +256,10 @@ over the better of the two dense arms in that measure, except latency, which is 
 brackets: 95 % bootstrap intervals, over the requests for latencies and likelihoods, over the seconds that
 pieces of the run took for rates. Where a text is forced (teacher forcing through the engine, as it really
 prunes), all arms pass through the same tokens. Entropic time counts entropies at T = 1. Operations and
-bytes are those of the cost model."""
+bytes are those of the cost model. *At best* is what this cost model, fitted to the machine before the run,
+leaves if every saving is granted in full: no cell attended to beyond the pruning's budget, no logits for
+surprisals, every decoding set full and each row paying for its own length. An aim beyond it is said to be
+out of reach."""
 
 
 def _section(title: str, table: str) -> list[str]:
