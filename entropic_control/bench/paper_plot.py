@@ -42,7 +42,6 @@ def paper_plot(cells: Cells) -> Figure:
         axes.axhline(1.0, color="black", lw=0.8)
         axes.set_title(title)
         axes.set_ylabel("ratio to dense")
-        axes.tick_params(axis="x", rotation=15)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     from matplotlib.patches import Patch
 
@@ -72,4 +71,4 @@ def _bars(axes: Axes, comparisons: Any, measure: str) -> None:
             yerr=np.abs(spread - values[:, None]).T,
             error_kw={"lw": 0.8, "ecolor": "#777777"},
         )
-    axes.set_xticks(np.arange(len(workloads)), [w.replace("_", " ") for w in workloads])
+    axes.set_xticks(np.arange(len(workloads)), [w.replace("_", "\n") for w in workloads])
