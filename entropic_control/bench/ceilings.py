@@ -73,25 +73,18 @@ def _work(
     tasks: Sequence[Task], report: Report, pruning: Pruning, cost: CostModel, slots: int
 ) -> Work:
     step, row, row_cell, prompt_token, prompt_read, _ = cost.weights.tolist()
-    sizes = [(done.prompt_tokens, len(done.tokens)) for done in report.completions]
-    longest = max(prompt + tokens for prompt, tokens in sizes)
+    prompt, tokens = np.array([(d.prompt_tokens, len(d.tokens)) for d in report.completions]).T
+    longest = int((prompt + tokens).max())
     held = np.cumsum(np.concatenate([[0], _held(pruning, longest)]))
-    read = (
-        held if pruning.during_prefill or not pruning.prunes else np.cumsum(np.arange(longest + 1))
-    )
+    read = held if pruning.during_prefill else np.cumsum(np.arange(longest + 1))
     arrived = {task.request.id: task.request.arrive for task in tasks}
-    shared, alone = [], []
-    for prompt, tokens in sizes:
-        prefill = prompt * prompt_token + read[prompt] * prompt_read
-        later = max(tokens - 1, 0)  # the first token comes of the prompt's last logits
-        cells = held[prompt + later] - held[prompt]
-        decode = later * row + cells * row_cell
-        shared.append(prefill + decode + later * step / slots)
-        alone.append(prefill + decode + later * step)
+    prefill = prompt * prompt_token + read[prompt] * prompt_read
+    later = np.maximum(tokens - 1, 0)  # the first token comes of the prompt's last logits
+    decode = later * row + (held[prompt + later] - held[prompt]) * row_cell
     return Work(
         np.array([arrived[done.id] for done in report.completions]),
-        np.array(shared),
-        np.array(alone),
+        shared=prefill + decode + later * step / slots,
+        alone=prefill + decode + later * step,
     )
 
 
@@ -132,9 +125,8 @@ def _shortest_remaining(work: Work) -> float:
             continue
         first = waiting[np.argmin(left[waiting])]
         spent = min(float(left[first]), float(next_at) - now)
-        left[first] = max(left[first] - spent, 0.0)
+        left[first] -= spent
         now += spent
-        if left[first] <= 1e-12:
-            left[first] = 0.0
+        if left[first] == 0:
             total += now - float(work.arrived[first])
     return total / len(left)

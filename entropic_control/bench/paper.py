@@ -30,10 +30,10 @@ from entropic_control.progress import follow
 from entropic_control.report import write_json
 
 Cells = dict[tuple[str, str, int], dict[str, Any]]
+"""Stored runs, by workload, arm and repeat."""
 
 _CALIBRATION = 4096
 """Tokens of the longest sequence that the costs are measured on: half a minute of work."""
-"""Stored runs, by workload, arm and repeat."""
 
 
 class Cell(NamedTuple):

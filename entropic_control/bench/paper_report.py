@@ -8,7 +8,8 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from entropic_control.bench.aims import CLAIMS, Claim, Verdict, verdicts
+from entropic_control.bench.aims import CLAIMS, Claim, Verdict, percent, verdicts
+from entropic_control.bench.ceilings import LIMIT
 from entropic_control.bench.compare import (
     Comparisons,
     Excess,
@@ -24,7 +25,7 @@ from entropic_control.bench.workloads import WORKLOADS
 
 ROWS = {
     "latency_mean": ("latency, mean [s]", ".2f"),
-    "latency_mean_limit": ("at best: latency, mean [s]", ".2f"),
+    "latency_mean" + LIMIT: ("at best: latency, mean [s]", ".2f"),
     "latency_p50": ("latency, p50 [s]", ".2f"),
     "latency_p95": ("latency, p95 [s]", ".2f"),
     "latency_p99": ("latency, p99 [s]", ".2f"),
@@ -32,7 +33,7 @@ ROWS = {
     "time_per_output_token": ("time per output token [s]", ".3f"),
     "total_time": ("total time [s]", ".1f"),
     "tokens_per_second": ("tokens/s, end to end", ".1f"),
-    "tokens_per_second_limit": ("at best: tokens/s, end to end", ".1f"),
+    "tokens_per_second" + LIMIT: ("at best: tokens/s, end to end", ".1f"),
     "decode_tokens_per_second": ("tokens/s, decode steps", ".1f"),
     "prompt_share_percent": ("time in steps with prompts [%]", ".0f"),
     "kv_mean": ("KV cells, mean", ".0f"),
@@ -41,7 +42,7 @@ ROWS = {
     "bytes": ("bytes moved", ".3g"),
     "tau": ("tau [nats]", ".0f"),
     "tau_per_second": ("d(tau)/dC per second [nats/s]", ".2f"),
-    "tau_per_second_limit": ("at best: d(tau)/dC per second [nats/s]", ".2f"),
+    "tau_per_second" + LIMIT: ("at best: d(tau)/dC per second [nats/s]", ".2f"),
     "tau_per_teraflop": ("d(tau)/dC per FLOP [nats/TFLOP]", ".1f"),
     "tau_true": ("tau, forced text [nats]", ".0f"),
     "tau_true_per_second": ("d(tau)/dC per second, forced text [nats/s]", ".2f"),
@@ -176,7 +177,7 @@ def tables(cells: Cells) -> list[Table]:
         claims.add_column(f"{claim.heading}\n{low} to\n{high}", justify="right")
     for workload, arms in comparisons.items():
         found = [(claim, arms.get("full", {}).get(claim.measure)) for claim in CLAIMS]
-        if any(value for _, value in found):
+        if any(f is not None for _, f in found):
             claims.add_row(
                 workload, *("" if f is None else _change(claim, f.value) for claim, f in found)
             )
@@ -188,7 +189,7 @@ def tables(cells: Cells) -> list[Table]:
 
 
 def _change(claim: Claim, value: float) -> str:
-    return f"{100 * (value - 1):+.0f} %" + ("" if claim.missed(value) else " *")
+    return percent(value) + ("" if claim.missed(value) else " *")
 
 
 def _folding(*columns: str) -> Table:

@@ -285,7 +285,6 @@ def _arrivals_at(
     name: str = "arrivals",
     about: str = "mixed lengths",
     lengths: Lengths = _spread_lengths,
-    longest: Callable[[Sizes], int] = lambda sizes: max(sizes.arrival_prompts),
     quick: bool = True,
 ) -> Workload:
     return Workload(
@@ -293,7 +292,7 @@ def _arrivals_at(
         f"Poisson arrivals of {about} at {load:g} of capacity",
         partial(_arrivals, lengths=lengths),
         arms,
-        lambda sizes: longest(sizes) + sizes.arrival_tokens[1],
+        lambda sizes: int(lengths(sizes).max()) + sizes.arrival_tokens[1],
         quick=quick,
         load=load,
     )
@@ -336,7 +335,6 @@ WORKLOADS = {
             "arrivals_mixed",
             "the mixed workload's lengths",
             _mixed_lengths,
-            lambda sizes: sizes.mixed_long,
             quick=False,
         ),
         Workload(
