@@ -29,11 +29,14 @@ if numba.config.DISABLE_JIT:
     raise ImportError("numba is told not to compile")
 
 _LN2 = math.log(2)
+_RAW = np.float32(1 / _LN2)
 
 _ROW = types.Array(types.float32, 1, "C", readonly=True)
 _SINGLE, _DOUBLE = types.float32, types.float64
-_BLOCKS = types.Array(types.float32, 2, "C", readonly=True)
-_WALK = types.UniTuple(_DOUBLE, 3)(_BLOCKS, _SINGLE, _SINGLE, types.Array(_SINGLE, 1, "C"))
+_MASSES = types.Array(_SINGLE, 1, "C")
+_SUM, _SUM_OF_SQUARES = (types.Tuple([_DOUBLE] * n + [_MASSES]) for n in (2, 3))
+_WALK = _SUM_OF_SQUARES(_ROW, _SINGLE, _DOUBLE)
+_WALK_BOTH = types.Tuple([types.UniTuple(_SINGLE, 2), _SUM, _SUM_OF_SQUARES])(_ROW, _DOUBLE)
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -43,6 +46,11 @@ _LEAST = np.float32(-127)
 
 _ROUND = np.float32(1.5 * 2**23)
 """Added to a small number it leaves the nearest integer in the lowest bits."""
+
+_SUMS: dict[str, Any] = {
+    "fastmath": {"contract", "reassoc", "nsz"},
+    "error_model": "numpy",  # a division by zero is no error
+}
 
 # 2^r = 1 + c1 r + ... + c5 r^5 on [-1/2, 1/2], fitted to the least relative error, 9e-8.
 _C1 = np.float32(0.6931469775965886)
@@ -84,26 +92,80 @@ def _terms(logit: Any, peak: Any, scale: Any) -> Any:
     return w, w * y, w * y * y
 
 
-@_compiled(_WALK, fastmath={"contract", "reassoc", "nsz"}, error_model="numpy")
-def _walk(blocks: Any, peak: Any, scale: Any, masses: Any) -> Any:
-    """The sums of `_terms` over blocks of 256 tokens; those of w by block into `masses`.
+@_compiled(_WALK, **_SUMS)
+def _walk(row: Any, peak: Any, temperature: Any) -> Any:
+    """Sum of w, E[ln w] and E[(ln w)^2] over blocks of 256 tokens, and the sum of w of each block.
 
     Single precision within a block, double from block to block. The length of a block has to be known
     when this is compiled: otherwise it takes twice the time.
     """
+    scale = np.float32(1 / (_LN2 * temperature))
     total: Any = 0.0
     first: Any = 0.0
     second: Any = 0.0
-    for block in range(len(blocks)):
+    masses = np.empty(row.size // BLOCK, np.float32)
+    for block in range(masses.size):
         mass, once, twice = _ZERO, _ZERO, _ZERO
-        for place in range(BLOCK):
-            w, wy, wyy = _terms(blocks[block, place], peak, scale)
+        for place in range(block * BLOCK, (block + 1) * BLOCK):
+            w, wy, wyy = _terms(row[place], peak, scale)
             mass += w
             once += wy
             twice += wyy
         masses[block] = mass
         total, first, second = total + mass, first + once, second + twice
-    return total, first, second
+    return total, _LN2 * first / total, _LN2 * _LN2 * second / total, masses
+
+
+@_compiled()
+def _ordered(bits: Any) -> Any:
+    """Of the bits of a float32 an integer of the same order, with NaN beyond the infinities; and back."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@_compiled()
+def _extremes(row: Any) -> Any:
+    """The largest and the smallest logit; one of them is NaN if any is."""
+    bits = row.view(np.int32)
+    peak = low = _ordered(bits[0])
+    # Of integers: a loop over floats that minds NaN is not vectorised.
+    for place in range(bits.size):
+        key = _ordered(bits[place])
+        peak, low = max(peak, key), min(low, key)
+    return np.int32(_ordered(peak)).view(np.float32), np.int32(_ordered(low)).view(np.float32)
+
+
+@_compiled(_WALK_BOTH, **_SUMS)
+def _walk_both(row: Any, temperature: Any) -> Any:
+    """The extremes, what `_walk` returns at T = 1, without the squares, and at another temperature."""
+    scale = np.float32(1 / (_LN2 * temperature))
+    raw: Any = 0.0
+    raw_first: Any = 0.0
+    total: Any = 0.0
+    first: Any = 0.0
+    second: Any = 0.0
+    peak, low = _extremes(row)
+    raw_masses = np.empty(row.size // BLOCK, np.float32)
+    masses = np.empty(row.size // BLOCK, np.float32)
+    for block in range(masses.size):
+        raw_mass, raw_once, mass, once, twice = _ZERO, _ZERO, _ZERO, _ZERO, _ZERO
+        for place in range(block * BLOCK, (block + 1) * BLOCK):
+            logit = row[place]
+            w, wy, _ = _terms(logit, peak, _RAW)
+            raw_mass += w
+            raw_once += wy
+            w, wy, wyy = _terms(logit, peak, scale)
+            mass += w
+            once += wy
+            twice += wyy
+        raw_masses[block], masses[block] = raw_mass, mass
+        raw, raw_first = raw + raw_mass, raw_first + raw_once
+        total, first, second = total + mass, first + once, second + twice
+    at_one = raw, _LN2 * raw_first / raw, raw_masses
+    return (
+        (peak, low),
+        at_one,
+        (total, _LN2 * first / total, _LN2 * _LN2 * second / total, masses),
+    )
 
 
 def walked(row: Array, peak: float, temperature: float) -> tuple[float, float, float, Array]:
@@ -118,19 +180,25 @@ def walked(row: Array, peak: float, temperature: float) -> tuple[float, float, f
     temperature : float
         Above `GREEDY`.
     """
-    blocks = _blocks(row)
-    masses = np.empty(len(blocks), np.float32)
-    scale = np.float32(1 / (_LN2 * temperature))
-    total, first, second = _walk(blocks, np.float32(peak), scale, masses)
-    return total, _LN2 * first / total, _LN2 * _LN2 * second / total, masses
+    found: tuple[float, float, float, Array] = _walk(_whole_blocks(row), peak, temperature)
+    return found
 
 
-def _blocks(row: Array) -> Array:
-    """The row, shape (n, 256); masked tokens fill the last block up."""
+def walked_both(
+    row: Array, temperature: float
+) -> tuple[tuple[float, float], tuple[float, float, Array], tuple[float, float, float, Array]]:
+    """The extremes of any row; `walked` at T = 1, without E[y^2], and at `temperature`.
+
+    One of the extremes is NaN if any logit is. Where the row is no distribution the rest means nothing.
+    """
+    found: tuple[Any, Any, Any] = _walk_both(_whole_blocks(row), temperature)
+    return found
+
+
+def _whole_blocks(row: Array) -> Array:
+    """The row; masked tokens fill the last block of 256 up."""
     missing = -row.size % BLOCK
-    if missing:
-        row = np.concatenate([row, np.full(missing, -np.inf, np.float32)])
-    return row.reshape(-1, BLOCK)
+    return np.concatenate([row, np.full(missing, -np.inf, np.float32)]) if missing else row
 
 
 register_jitable(softmax.exponentials)

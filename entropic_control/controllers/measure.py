@@ -123,10 +123,8 @@ def measure(
         `realized_entropy` alone. `live` counts the tokens at the measuring point. Invalid rows hold
         NaN.
     """
-    early = truncation.place == "before" and not isinstance(truncation, NoTruncation)
-    late = truncation.place == "after" and not isinstance(truncation, NoTruncation)
+    place = None if isinstance(truncation, NoTruncation) else truncation.place
     count = len(logits)
-    unknown = (np.nan,) * 7
     columns: list[tuple[float, ...]] = []
     live: list[int] = []
     supports: list[Support | None] = []
@@ -136,25 +134,18 @@ def measure(
         raise ValueError(f"{count} rows of logits and {len(temperatures)} temperatures")
     for index, temperature in enumerate(temperatures):
         row = working_precision(logits[index])
-        ends = extremes(row)
-        if not ends.valid:
+        both = _measured(row, temperature, truncation if place == "before" else None)
+        if both is None:
             supports.append(None)
             own.append(None)
-            columns.append(unknown)
+            columns.append(_UNKNOWN)
             live.append(0)
             continue
-        if early:
-            raw = moments(row, 1.0, ends, spread=temperature == 1.0)
-            support = Support(row, None, raw).cut(truncation.keep(row, raw), temperature)
-            if support.moments is raw and temperature != 1.0:
-                support = Support(row, None, moments(row, temperature, ends))
-        else:
-            raw, tempered = raw_and_tempered(row, temperature, ends)
-            support = Support(row, None, tempered)
-        own.append(Support(row, None, raw))
+        raw, support = both
+        own.append(raw)
         at = support.moments
         estimate = estimator.estimate(support.logits, at)
-        if late:
+        if place == "after":
             support = support.cut(truncation.keep(row, at), temperature)
         if command.max_surprisal is not None:
             limit = float(command.max_surprisal[index])
@@ -162,35 +153,54 @@ def measure(
             support = support.cut(keep, temperature)
         columns.append(
             (
-                estimate.entropy,
+                *estimate,
                 at.varentropy,
-                estimator.decision_entropy(row, raw),
-                estimate.lower,
-                estimate.upper,
-                estimate.tail_mass,
+                estimator.decision_entropy(row, raw.moments),
                 support.moments.entropy,
+                np.nan,
             )
         )
         live.append(at.live)
         supports.append(support)
-    table = np.array(columns, np.float64).reshape(count, 7)
-    entropy, varentropy, raw_entropies, lower, upper, tail_mass, realized = table.T.copy()
+    table = np.array(columns, np.float64).reshape(count, len(_UNKNOWN)).T.copy()
+    entropy, lower, upper, tail_mass, varentropy, raw_entropy, realized, unknown = table
     reading = Reading(
         entropy=entropy,
         varentropy=varentropy,
-        raw_entropy=raw_entropies,
+        raw_entropy=raw_entropy,
         lower=lower,
         upper=upper,
         tail_mass=tail_mass,
         live=np.array(live, np.int64),
         realized_entropy=realized,
-        surprisal=np.full(count, np.nan),
-        raw_surprisal=np.full(count, np.nan),
-        temperature=np.array(temperatures, np.float64),
+        surprisal=unknown,
+        raw_surprisal=unknown,
+        temperature=command.temperature.astype(np.float64, copy=False),
         valid=np.array([support is not None for support in supports], np.bool_),
-        distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
+        distribution=Distribution.TRUNCATED if place == "before" else Distribution.TEMPERED,
     )
     return Measured(reading, supports, own)
+
+
+_UNKNOWN = (np.nan,) * 8
+"""What an invalid row has in every column."""
+
+
+def _measured(
+    row: Array, temperature: float, before: Truncation | None
+) -> tuple[Support, Support] | None:
+    """The model's own distribution and the one at the measuring point; None if the row is neither."""
+    if before is None:
+        both = raw_and_tempered(row, temperature)
+        return both and (Support(row, None, both[0]), Support(row, None, both[1]))
+    ends = extremes(row)
+    if not ends.valid:
+        return None
+    raw = Support(row, None, moments(row, 1.0, ends, spread=temperature == 1.0))
+    support = raw.cut(before.keep(row, raw.moments), temperature)
+    if support is raw and temperature != 1.0:
+        support = Support(row, None, moments(row, temperature, ends))
+    return raw, support
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

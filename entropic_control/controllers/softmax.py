@@ -82,12 +82,15 @@ class Extremes(NamedTuple):
     @property
     def valid(self) -> bool:
         """False with NaN or +inf somewhere, or nothing finite."""
-        return math.isfinite(self.peak)
+        return math.isfinite(self.peak) and not math.isnan(self.low)
 
 
 def extremes(row: Array) -> Extremes:
     """The extremes of a row of logits, shape (vocab,); NaN anywhere makes both NaN."""
-    peak, low = float(row.max(initial=-np.inf)), float(row.min(initial=np.inf))
+    return _ends(row, float(row.max(initial=-np.inf)), float(row.min(initial=np.inf)))
+
+
+def _ends(row: Array, peak: float, low: float) -> Extremes:
     live = row.size if math.isfinite(low) else int(np.count_nonzero(row > -np.inf))
     return Extremes(peak, low, live)
 
@@ -119,24 +122,35 @@ def moments(
     if temperature <= GREEDY:
         return _greedy(row, ends)
     if (fast := _compiled_for(row)) is not None:
-        return _moments(ends, temperature, spread, *fast.walked(row, ends.peak, temperature))
+        total, mean, square, blocks = fast.walked(row, ends.peak, temperature)
+        return _moments(ends, temperature, total, mean, square if spread else math.nan, blocks)
     y = _centred(row, ends)
     if temperature != 1.0:
         np.multiply(y, y.dtype.type(1.0 / temperature), out=y)
     return _summed(y, ends, temperature, spread)
 
 
-def raw_and_tempered(row: Array, temperature: float, ends: Extremes) -> tuple[Moments, Moments]:
-    """`moments` at T = 1, without varentropy unless T is 1, and at T: cheaper for numpy than two calls."""
-    if temperature == 1.0:
-        both = moments(row, 1.0, ends)
-        return both, both
-    if _compiled_for(row) is not None:
-        return moments(row, 1.0, ends, spread=False), moments(row, temperature, ends)
+def raw_and_tempered(row: Array, temperature: float) -> tuple[Moments, Moments] | None:
+    """`moments` at T = 1, without varentropy unless T is 1, and at T; None if the row is no distribution.
+
+    Cheaper than two calls, and than asking for the extremes first.
+    """
+    apart = temperature > GREEDY and temperature != 1.0
+    if apart and (fast := _compiled_for(row)) is not None:
+        found, (raw_total, raw_mean, raw_blocks), tempered = fast.walked_both(row, temperature)
+        ends = _ends(row, *found)
+        if not ends.valid:
+            return None
+        raw = _moments(ends, 1.0, raw_total, raw_mean, math.nan, raw_blocks)
+        return raw, _moments(ends, temperature, *tempered)
+    ends = extremes(row)
+    if not ends.valid:
+        return None
+    if not apart:
+        raw = moments(row, 1.0, ends, spread=temperature == 1.0)
+        return raw, raw if temperature == 1.0 else _greedy(row, ends)
     y = _centred(row, ends)
     raw = _summed(y, ends, 1.0, spread=False)
-    if temperature <= GREEDY:
-        return raw, _greedy(row, ends)
     np.multiply(y, y.dtype.type(1.0 / temperature), out=y)
     return raw, _summed(y, ends, temperature, spread=True)
 
@@ -166,28 +180,24 @@ def _summed(y: Array, ends: Extremes, temperature: float, spread: bool) -> Momen
     if spread:
         np.multiply(w, y, out=w)
         square = float(np.dot(w, y)) / total
-    return _moments(ends, temperature, spread, total, mean, square, blocks)
+    return _moments(ends, temperature, total, mean, square, blocks)
 
 
 def _moments(
-    ends: Extremes,
-    temperature: float,
-    spread: bool,
-    total: float,
-    mean: float,
-    square: float,
-    blocks: Array,
+    ends: Extremes, temperature: float, total: float, mean: float, square: float, blocks: Array
 ) -> Moments:
-    """From the sum of w, E[y] and E[y^2]."""
+    """From the sum of w, E[y] and E[y^2], which is NaN where the varentropy is not wanted."""
     log_norm = math.log(total)
+    entropy, spread = log_norm - mean, square - mean * mean
+    # Rounding of a certain row must not make them negative; NaN stays.
     return Moments(
-        peak=ends.peak,
-        live=ends.live,
-        log_norm=log_norm,
-        entropy=max(log_norm - mean, 0.0),
-        varentropy=max(square - mean * mean, 0.0) if spread else math.nan,
-        blocks=blocks,
-        temperature=temperature,
+        ends.peak,
+        ends.live,
+        log_norm,
+        0.0 if entropy < 0 else entropy,
+        0.0 if spread < 0 else spread,
+        blocks,
+        temperature,
     )
 
 

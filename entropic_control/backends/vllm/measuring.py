@@ -9,7 +9,7 @@ import numpy as np
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import Reading, whole_row_reading
-from entropic_control.controllers.softmax import extremes, moments, raw_and_tempered
+from entropic_control.controllers.softmax import Moments, extremes, moments, raw_and_tempered
 
 
 def measure(logits: Any, temperature: Array, raw: bool = True) -> Callable[[], Reading]:
@@ -42,11 +42,16 @@ def _on_host(logits: Array, temperature: Array, raw: bool) -> Array:
     columns = np.full((4, len(logits)), np.nan)
     columns[3] = 0
     for row, (z, t) in enumerate(zip(logits, temperature.tolist(), strict=True)):
-        ends = extremes(z)
-        if ends.valid:
-            own, at = raw_and_tempered(z, t, ends) if raw else (None, moments(z, t, ends))
+        both = raw_and_tempered(z, t) if raw else _tempered(z, t)
+        if both is not None:
+            own, at = both
             columns[:, row] = at.entropy, at.varentropy, own.entropy if own else np.nan, at.live
     return columns
+
+
+def _tempered(row: Array, temperature: float) -> tuple[None, Moments] | None:
+    ends = extremes(row)
+    return (None, moments(row, temperature, ends)) if ends.valid else None
 
 
 def _on_device(logits: Any, temperature: Array, raw: bool) -> Any:
