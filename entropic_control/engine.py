@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -398,12 +399,9 @@ class Engine:
         """Draw one token for each row. Returns the entropic time that passed, nats."""
         works = [work for work, _ in rows]
         sampled = self._loops.step(works, [self._masked(work, row) for work, row in rows])
-        self.trace.tokens.append(
-            len(works),
-            step=self._step_number,
-            time=self.backend.now(),
-            **self._loops.columns(works, sampled),
-        )
+        now = self.backend.now()
+        columns = self._loops.columns(works, sampled, step=self._step_number, time=now)
+        self.trace.tokens.append(len(works), columns)
         tau = 0.0
         reading = sampled.reading
         rows_of = zip(
@@ -485,12 +483,12 @@ class Engine:
         accepted: int,
         reason: str,
     ) -> None:
-        predicted = self.backend.cost.observe(shape, engine_seconds)
-        self.trace.steps.append(
-            1,
+        columns: partial[dict[str, Any]] = partial(
+            dict,
+            shape._asdict(),
             step=self._step_number,
             time=clock,
-            predicted=predicted,
+            predicted=self.backend.cost.observe(shape, engine_seconds),
             forward=engine_seconds,
             seconds=self.backend.now() - clock,
             cells=sum(w.ledger.cells for w in self._live if w.slot is not None),
@@ -498,8 +496,8 @@ class Engine:
             tau=tau,
             accepted=accepted,
             reason=reason,
-            **shape._asdict(),
         )
+        self.trace.steps.append(1, columns)
 
     # -- saving -----------------------------------------------------------------------------------
 

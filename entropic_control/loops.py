@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,13 +148,21 @@ class Loops:
             return temperature.command(state)
         return temperature.command(state, truncated_before(logits, self.config.truncation))
 
-    def columns(self, works: Sequence[Work], sampled: Sampled) -> dict[str, Any]:
-        """The trace columns of a step, before its tokens are accounted."""
+    def columns(
+        self, works: Sequence[Work], sampled: Sampled, **others: Any
+    ) -> Callable[[], dict[str, Any]]:
+        """Makes the trace columns of a step, as they are before its tokens are accounted."""
+        others["request"] = [work.number for work in works]
+        others["token"] = [len(work.tokens) for work in works]
+        others["cells"] = [work.ledger.cells for work in works]
+        others["tau"] = [work.tau for work in works]
+        return partial(self._columns, sampled, others)
+
+    def _columns(self, sampled: Sampled, others: dict[str, Any]) -> dict[str, Any]:
         temperature, reading = self.config.temperature, sampled.reading
         targets = temperature.targets(sampled.state)
         return {
-            "request": [work.number for work in works],
-            "token": [len(work.tokens) for work in works],
+            **others,
             "token_id": sampled.tokens,
             "temperature": sampled.command.temperature,
             "commanded": sampled.commanded,
@@ -170,8 +179,7 @@ class Loops:
             "target": np.nan if targets is None else targets,
             "saturated": temperature.saturated(sampled.state),
             "feasible": temperature.feasible(sampled.state, reading.live),
-            "cells": [work.ledger.cells for work in works],
-            "tau": [work.tau for work in works] + sampled.passed,
+            "tau": others["tau"] + sampled.passed,
         }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,28 +64,47 @@ STEP_COLUMNS: dict[str, str] = {
 `passes` through the model. `reason` is the scheduler's, `forward` the engine's own time, `seconds` the
 whole step, both in seconds."""
 
+_TOGETHER = 64
+"""Appended rows that are written together."""
+
 
 class Table:
-    """Columns that grow by doubling, so that a row costs a few stores."""
+    """Columns that grow by doubling."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._columns = {name: np.zeros(1024, dtype) for name, dtype in columns.items()}
         self._size = 0
+        self._written = 0
+        self._unwritten: deque[tuple[int, Callable[[], Mapping[str, Any]]]] = deque()
 
     def __len__(self) -> int:
         return self._size
 
-    def append(self, rows: int, /, **values: Any) -> None:
-        """Add `rows` rows; each value is an array of that length, or a scalar."""
-        stop = self._size + rows
-        while stop > len(next(iter(self._columns.values()))):
+    def append(self, rows: int, values: Callable[[], Mapping[str, Any]]) -> None:
+        """Add `rows` rows; `values` gives an array of that length, or a scalar, for each column.
+
+        It is asked later, when the table is read or many rows wait: after a decode, which leaves nothing
+        of this in the processor's caches, to write a row at once took four times as long.
+        """
+        self._unwritten.append((rows, values))
+        self._size += rows
+        if len(self._unwritten) >= _TOGETHER:
+            self._write()
+
+    def _write(self) -> None:
+        while self._size > len(next(iter(self._columns.values()))):
             for name, column in self._columns.items():
                 self._columns[name] = np.concatenate([column, np.zeros_like(column)])
-        for name, column in self._columns.items():
-            column[self._size : stop] = values[name]
-        self._size = stop
+        while self._unwritten:
+            rows, values = self._unwritten[0]
+            given, stop = values(), self._written + rows
+            for name, column in self._columns.items():
+                column[self._written : stop] = given[name]
+            self._written = stop
+            self._unwritten.popleft()
 
     def __getitem__(self, name: str) -> Array:
+        self._write()
         return self._columns[name][: self._size]
 
     def columns(self) -> dict[str, Array]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from operator import mul
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
@@ -29,9 +30,9 @@ class Shape(NamedTuple):
     """Times that rows went through the model: those with drafts of one length go together, where the
     engine needs it of neighbouring slots only."""
 
-    def features(self) -> Array:
+    def features(self) -> list[float]:
         """The regressors of the step's seconds."""
-        return features(*self)
+        return [float(feature) for feature in features(*self)]
 
 
 def features(
@@ -42,18 +43,17 @@ def features(
     measured: Array | int,
     drafted: Array | int = 0,
     passes: Array | int = 1,
-) -> Array:
-    """The regressors of the seconds of one step, or of many, shape (features,) or (features, n)."""
+) -> tuple[Any, ...]:
+    """The regressors of the seconds of one step, or of many if given arrays."""
     decoded = rows + drafted
-    columns = [
+    return (
         (rows > 0) * passes,
         decoded,
         decoded * longest,
         prompt_tokens,
         prompt_reads,
         measured,
-    ]
-    return np.array(columns, float)
+    )
 
 
 class Weights(NamedTuple):
@@ -96,11 +96,15 @@ class CostModel:
         self._keep = 1.0 - 1.0 / memory
         self._gram = np.zeros((len(prior), len(prior)))
         self._moment = np.zeros(len(prior))
+        self._unlearnt: list[list[float]] = []
         self._swap_cell = self._SWAP_CELL
 
     def predict(self, shape: Shape) -> float:
         """Seconds of a step."""
-        return float(shape.features() @ self.weights)
+        return self._predicted(shape.features())
+
+    def _predicted(self, features: list[float]) -> float:
+        return float(sum(map(mul, features, self.weights.tolist())))
 
     def decode(self, rows: Array, longest: Array) -> Array:
         """Seconds to decode one token for each of `rows` sequences, the longest with `longest` cells."""
@@ -130,18 +134,25 @@ class CostModel:
         step, and would outweigh all others in a fit of relative errors.
         """
         features = shape.features()
-        predicted = float(features @ self.weights)
+        predicted = self._predicted(features)
         if predicted <= 0 or seconds <= 0 or not math.isfinite(seconds):
             return predicted
         if self.observed >= self._REFIT:
             seconds = min(seconds, self._OUTLIER * predicted)
-        scaled = features / max(seconds, self._LEAST * predicted)
-        self._gram = self._keep * self._gram + scaled[:, None] * scaled
-        self._moment = self._keep * self._moment + scaled
+        seconds = max(seconds, self._LEAST * predicted)
+        self._unlearnt.append([feature / seconds for feature in features])
         self.observed += 1
         if self.observed % self._REFIT == 0 or self.observed in (1, 2, 4, 8):
+            self._learn()
             self._fit()
         return predicted
+
+    def _learn(self) -> None:
+        scaled, self._unlearnt = np.array(self._unlearnt), []
+        faded = self._keep ** np.arange(len(scaled) - 1, -1, -1)[:, None] * scaled
+        kept = self._keep ** len(scaled)
+        self._gram = kept * self._gram + faded.T @ scaled
+        self._moment = kept * self._moment + faded.sum(axis=0)
 
     def _fit(self) -> None:
         unit = self.prior

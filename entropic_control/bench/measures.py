@@ -237,7 +237,7 @@ def _pieces(report: Report, cost: CostModel) -> Pieces:
         np.searchsorted(steps["step"], report.trace.tokens["step"]), minlength=len(steps["step"])
     )
     prompt = steps["prompt_tokens"] > 0
-    expected = cost.weights @ features(*(steps[name] for name in Shape._fields))
+    expected = cost.weights @ np.array(features(*(steps[name] for name in Shape._fields)))
     columns = {
         "tokens": first,
         "seconds": steps["seconds"],
