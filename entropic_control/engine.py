@@ -294,20 +294,8 @@ class Engine:
 
     def _schedule(self, events: list[Event]) -> Seating:
         """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
-        live, cost = self._live, self.backend.cost
-        candidates = self._candidates(live)
-        state = self._loops.flows(live)
-        limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
-        plan = self._order.plan(state, candidates, cost, limits)
-        shares = [
-            (live[row], int(tokens))
-            for row, tokens in zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
-        ]
-        seating = self._seats.take(
-            shares,
-            lambda: [live[row] for row in self._order.order(state, candidates, cost)],
-            plan.reason,
-        )
+        shares, reason = self._plan(self._live)
+        seating = self._seats.take(shares, partial(self._in_order, self._live), reason)
         if seating.starved is not None:
             work = seating.starved
             error = NoRoom(
@@ -315,6 +303,25 @@ class Engine:
             )
             self._fail(work, error, events)
         return seating
+
+    def _plan(self, live: Sequence[Work]) -> tuple[list[Share], str]:
+        if len(live) == 1:
+            tokens = max(live[0].prompt_left, 1)
+            return [
+                (live[0], min(tokens, self.backend.capabilities.step_tokens))
+            ], "nothing else to do"
+        limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
+        plan = self._order.plan(
+            self._loops.flows(live), self._candidates(live), self.backend.cost, limits
+        )
+        pairs = zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
+        return [(live[row], tokens) for row, tokens in pairs], plan.reason
+
+    def _in_order(self, live: Sequence[Work]) -> list[Work]:
+        order = self._order.order(
+            self._loops.flows(live), self._candidates(live), self.backend.cost
+        )
+        return [live[row] for row in order]
 
     def _preempted(self, work: Work, reason: str) -> None:
         self._note("preempted", work, reason=reason, cells_kept=work.ledger.cells)

@@ -25,6 +25,8 @@ class Ledger:
     def __init__(self, capacity: int, size: int = BLOCK) -> None:
         blocks = -(-capacity // size)
         self.length = 0
+        self.blocks = 0
+        """Number of blocks held."""
         self._held = np.zeros(blocks, np.bool_)
         self._surprisal = np.zeros((blocks, size), np.float32)
         self._attention = np.full(blocks, np.nan)
@@ -33,11 +35,6 @@ class Ledger:
     def size(self) -> int:
         """Tokens in a block."""
         return self._surprisal.shape[1]
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks held."""
-        return int(np.count_nonzero(self._held))
 
     @property
     def cells(self) -> int:
@@ -49,7 +46,12 @@ class Ledger:
         """The sequence grew; a token goes to the block of its position."""
         first = self.length // self.size
         self.length += tokens
-        self._held[first : -(-self.length // self.size)] = True
+        self._set(first, -(-self.length // self.size), True)
+
+    def _set(self, first: int, stop: int, held: bool) -> None:
+        before = int(np.count_nonzero(self._held[first:stop]))
+        self._held[first:stop] = held
+        self.blocks += held * (stop - first) - before
 
     def record(self, start: int, surprisal: Array) -> None:
         """Note the surprisals, nats, of the tokens from position `start` on; NaN counts as nothing."""
@@ -92,7 +94,7 @@ class Ledger:
 
     def drop(self, start: int, stop: int) -> None:
         """The engine gave up the positions [start, stop), whole blocks."""
-        self._held[start // self.size : -(-stop // self.size)] = False
+        self._set(start // self.size, -(-stop // self.size), False)
 
     def positions(self) -> Array:
         """The positions held, rising."""
@@ -104,6 +106,7 @@ class Ledger:
         """Take over what the engine says it holds, whole blocks, after a failure."""
         self._held[:] = False
         self._held[positions // self.size] = True
+        self.blocks = int(np.count_nonzero(self._held))
         self.length = int(positions[-1]) + 1 if positions.size else 0
 
     def export(self) -> dict[str, Array]:
@@ -119,5 +122,6 @@ class Ledger:
         """Take over what `export` gave."""
         self.length = int(arrays["length"])
         self._held = arrays["held"].astype(np.bool_)
+        self.blocks = int(np.count_nonzero(self._held))
         self._surprisal = arrays["surprisal"].astype(np.float32)
         self._attention = arrays["attention"].astype(np.float64)

@@ -83,7 +83,7 @@ class Seats:
 
     def gather(self, shares: Sequence[Share]) -> list[Work]:
         """Bring the decoding rows of a step into neighbouring slots if that pays; those that moved."""
-        if not self._backend.capabilities.adjacent:
+        if len(shares) < 2 or not self._backend.capabilities.adjacent:
             return []
         rows = [work for work, _ in shares if not work.prompt_left]
         left = [work.slot for work in rows]

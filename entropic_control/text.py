@@ -38,6 +38,8 @@ class TextStream:
     def _release(self, last: bool) -> str:
         if self.stopped:
             return ""
+        if not self._stop:
+            return self._show(len(self._waiting))
         starts = ((self._waiting.find(text), text) for text in self._stop)
         found = [(at + len(text), at) for at, text in starts if at >= 0]
         if found:

@@ -287,6 +287,8 @@ def step_shape(backend: Backend, chunks: Sequence[Chunk]) -> Shape:
 
 def _passes(chunks: Sequence[Chunk], adjacent: bool) -> int:
     """Rows with drafts of one length go together, of neighbouring slots only if `adjacent`."""
+    if len(chunks) < 2:
+        return len(chunks)
     kinds = {chunk.drafts for chunk in chunks}
     if not adjacent:
         return len(kinds)

@@ -240,12 +240,16 @@ class LlamaCpp:
         return self._pieces[token]
 
     def is_end(self, token: int) -> bool:
-        return bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        return token in self._ends
 
     @cached_property
     def ends(self) -> Array:
-        ids = (i for i in range(self.capabilities.vocab) if self.is_end(i))
-        return np.fromiter(ids, np.int64)
+        return np.array(sorted(self._ends), np.int64)
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        ask = self._api.llama_vocab_is_eog
+        return frozenset(i for i in range(self.capabilities.vocab) if ask(self._vocab, i))
 
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         for chunk in chunks:

@@ -94,8 +94,6 @@ class Priority(Controller):
         This is what continuous-batching servers do; the index decides who is left out when the step
         is full, and whose prompt comes first.
         """
-        if len(candidates.arrival) == 1:
-            return alone(candidates, limits)
         order = eligible(self.order(state, candidates, cost), candidates, limits.free_slots)
         decoding = candidates.prompt_left[order] == 0
         rows = order[decoding][: limits.step_tokens]
@@ -105,12 +103,6 @@ class Priority(Controller):
             np.concatenate([np.ones(len(rows), np.intp), tokens]),
             "all decoding rows, then prompts in order",
         )
-
-
-def alone(candidates: Candidates, limits: Limits) -> Plan:
-    """The plan for a single request, which needs no index."""
-    tokens = min(max(int(candidates.prompt_left[0]), 1), limits.step_tokens)
-    return Plan(np.zeros(1, np.intp), np.array([tokens]), "nothing else to do")
 
 
 def eligible(order: Array, candidates: Candidates, free_slots: int) -> Array:

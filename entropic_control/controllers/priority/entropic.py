@@ -14,7 +14,6 @@ from entropic_control.controllers.priority.base import (
     Limits,
     Plan,
     Priority,
-    alone,
     eligible,
     fill,
 )
@@ -97,8 +96,6 @@ class EntropicPriority(Priority):
         return self._jobs(state, candidates, cost).worth
 
     def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
-        if len(candidates.arrival) == 1:
-            return alone(candidates, limits)
         only = self._only_set(state, candidates, cost, limits)
         if only is not None:
             return _decoding(only, _BEST)
