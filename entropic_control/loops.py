@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
 from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
+
+_TOGETHER = 64
+"""Readings that the priority and pruning loops take in together, if nobody looks at them before."""
 
 
 class Sampled(NamedTuple):
@@ -57,6 +61,7 @@ class Loops:
         self._dry_run = dry_run
         self._temperatures, self._priorities = Together(), Together()
         self._prunings, self._guesses = Together(), Together()
+        self._unread: deque[tuple[Sequence[Work], Reading]] = deque()
         self._numerals = Numerals(backend.piece)
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
@@ -65,6 +70,7 @@ class Loops:
         work.temperature = self.config.temperature.init(1, **work.request.temperature)
         if self._dry_run and not self.config.temperature.reads_logits:
             work.start = float(self.config.temperature.command(work.temperature).temperature[0])
+        work.catch_up = self._catch_up
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
         work.speculation = self.config.speculation.init(1)
@@ -105,18 +111,11 @@ class Loops:
         elif self._device is not None:
             draw = self._device
         tokens, reading, command, commanded, state = draw(works, logits, state)
-        _, priority = config.priority.update(self.flows(works), reading)
-        pruning = self._prunings.stack([work.pruning for work in works])
-        prunable, pruning = config.pruning.update(pruning, reading)
-        states = zip(
-            self._temperatures.split(state, count),
-            self._priorities.split(priority, count),
-            self._prunings.split(pruning, count),
-            strict=True,
-        )
-        for row, (work, own) in enumerate(zip(works, states, strict=True)):
-            work.temperature, work.priority, work.pruning = own
-            work.prunable = bool(prunable[row])
+        for work, own in zip(works, self._temperatures.split(state, count), strict=True):
+            work.temperature = own
+        self._unread.append((works, reading))
+        if len(self._unread) >= _TOGETHER:
+            self._catch_up()
         if config.speculation.drafts:
             guessing = self._guesses.stack([work.speculation for work in works])
             _, guessing = config.speculation.update(guessing, reading)
@@ -125,6 +124,25 @@ class Loops:
         before = np.array([work.raw_entropy for work in works])
         passed = fall(before, reading.raw_entropy)
         return Sampled(tokens, reading, command, commanded, state, passed)
+
+    def _catch_up(self) -> None:
+        """Show the priority and pruning loops what was measured since they were last looked at.
+
+        A sequence that runs alone is not ranked, and a short one is not pruned: their updates wait, and
+        run by the dozen from warm caches.
+        """
+        unread, self._unread = self._unread, deque()
+        while unread:
+            works, reading = unread.popleft()
+            count = len(works)
+            _, priority = self.config.priority.update(self.flows(works), reading)
+            pruning = self._prunings.stack([work.pruning for work in works])
+            prunable, pruning = self.config.pruning.update(pruning, reading)
+            priorities = self._priorities.split(priority, count)
+            prunings = self._prunings.split(pruning, count)
+            for row, work in enumerate(works):
+                work.priority, work.pruning = priorities[row], prunings[row]
+                work.prunable = bool(prunable[row])
 
     def _draw(
         self, works: Sequence[Work], logits: list[Array], state: Any

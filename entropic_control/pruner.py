@@ -17,7 +17,7 @@ Note = Callable[..., Any]
 
 def is_due(work: Work, pruning: Pruning) -> bool:
     """Whether the controller finds a sequence worth pruning, and lets it be pruned now."""
-    return work.prunable and _due(work, pruning)
+    return _due(work, pruning) and work.prunable
 
 
 def prune(work: Work, pruning: Pruning, backend: Backend, note: Note) -> None:
@@ -49,7 +49,9 @@ def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
 
 
 def _due(work: Work, pruning: Pruning) -> bool:
-    if not pruning.prunes or (work.prompt_left and not pruning.during_prefill):
+    if not pruning.prunes or work.ledger.length < pruning.min_tokens:
+        return False
+    if work.prompt_left and not pruning.during_prefill:
         return False
     if pruning.needs_attention and not work.ledger.watched:
         return False  # nothing is known of its blocks yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,20 @@ from entropic_control.controllers.pruning import BLOCK, Survey
 from entropic_control.ledger import Ledger
 from entropic_control.request import FinishReason, Request
 from entropic_control.text import TextStream
+
+
+class _CaughtUp:
+    """An attribute that is brought up to date when it is looked at."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, work: Sequence, owner: type) -> Any:
+        work.catch_up()
+        return getattr(work, self._name)
+
+    def __set__(self, work: Sequence, value: Any) -> None:
+        setattr(work, self._name, value)
 
 
 class Sequence:
@@ -31,6 +46,10 @@ class Sequence:
     block : int
         Tokens that the backend evicts together.
     """
+
+    priority = _CaughtUp()
+    pruning = _CaughtUp()
+    prunable = _CaughtUp()
 
     def __init__(
         self,
@@ -63,9 +82,11 @@ class Sequence:
         """Whether a dry run has noted what pruning would do."""
         self.start = 1.0
         """The temperature of a dry run."""
+        self.catch_up: Callable[[], None] = lambda: None
+        """Brings `priority`, `pruning` and `prunable` up to date."""
         self.temperature: Any = None
-        self.priority: Any = None
-        self.pruning: Any = None
+        self.priority = None
+        self.pruning = None
         self.speculation: Any = None
         self.guess: Array = self.prompt[:0]
         """What was last guessed to follow, shape (n,), int32."""
