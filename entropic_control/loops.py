@@ -12,7 +12,7 @@ import numpy as np
 from entropic_control.backends.base import Backend
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import Measured, measure, truncated_before
+from entropic_control.controllers.measure import sample, truncated_before
 from entropic_control.controllers.priority import fall
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
@@ -149,12 +149,14 @@ class Loops:
     ) -> tuple[list[int], Reading, Command, Array, Any]:
         config = self.config
         command = self._command(works, state, logits)
-        measured = measure(logits, command, config.estimator, config.truncation)
-        valid = measured.reading.valid.tolist()
-        tokens = [
-            _token(work, measured, row) if valid[row] else -1 for row, work in enumerate(works)
-        ]
-        reading = measured.completed(tokens)
+        tokens, reading = sample(
+            logits,
+            command,
+            config.estimator,
+            config.truncation,
+            [uniform(work.seed, len(work.tokens)) for work in works],
+            [work.forced for work in works],
+        )
         commanded, state = config.temperature.update(state, reading)
         return tokens, reading, command, commanded, state
 
@@ -199,10 +201,3 @@ class Loops:
             "feasible": temperature.feasible(sampled.state, reading.live),
             "tau": others["tau"] + sampled.passed,
         }
-
-
-def _token(work: Work, measured: Measured, row: int) -> int:
-    place, forced = len(work.tokens), work.request.forced
-    if place < len(forced) and forced[place] >= 0:
-        return forced[place]
-    return measured.draw(row, uniform(work.seed, place))

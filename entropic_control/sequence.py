@@ -115,6 +115,12 @@ class Sequence:
         return self.limit - len(self.tokens)
 
     @property
+    def forced(self) -> int:
+        """The token that takes the place of the next draw; -1 for none."""
+        place, forced = len(self.tokens), self.request.forced
+        return forced[place] if place < len(forced) else -1
+
+    @property
     def deadline(self) -> float:
         """When it is cut off, by the backend's clock; inf without a deadline."""
         if self.request.deadline is None:

@@ -12,7 +12,7 @@ import numpy as np
 from entropic_control.backends.caller import innermost
 from entropic_control.backends.micro import MicroLoop, Source
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measure import sample
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.softmax import load_compiled
 from entropic_control.errors import CapabilityError, EntropicError, LogitsError
@@ -152,16 +152,21 @@ class EntropicSampler(list["EntropicSampler"]):
         loop = self._loop
         row = np.array(scores, np.float32)
         command = loop.command([row])
-        measured = measure([row], command, loop.parts.estimator, loop.parts.truncation)
         count = int(loop.counts[0])
-        if not measured.reading.valid[0]:
+        (token,), reading = sample(
+            [row],
+            command,
+            loop.parts.estimator,
+            loop.parts.truncation,
+            [uniform(self._key, count)],
+            [-1],
+        )
+        if token < 0:
             raise LogitsError(
                 "completion",
                 f"token {count} has no usable distribution (all masked, NaN or +inf); the "
                 "controller's state has not moved on it",
             )
-        token = measured.draw(0, uniform(self._key, count))
-        reading = measured.completed([token])
         loop.observe(reading)
         loop.settle(np.array([token]), reading.surprisal)
         row.fill(-np.inf)

@@ -37,6 +37,7 @@ _MASSES = types.Array(_SINGLE, 1, "C")
 _SUM, _SUM_OF_SQUARES = (types.Tuple([_DOUBLE] * n + [_MASSES]) for n in (2, 3))
 _WALK = _SUM_OF_SQUARES(_ROW, _SINGLE, _DOUBLE)
 _WALK_BOTH = types.Tuple([types.UniTuple(_SINGLE, 2), _SUM, _SUM_OF_SQUARES])(_ROW, _DOUBLE)
+_SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, types.Array(_DOUBLE, 2, "C"), types.int64)
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -201,5 +202,47 @@ def _whole_blocks(row: Array) -> Array:
     return np.concatenate([row, np.full(missing, -np.inf, np.float32)]) if missing else row
 
 
-register_jitable(softmax.exponentials)
+for shared in (
+    softmax.exponentials,
+    softmax.quantile,
+    softmax.entropy_of,
+    softmax.varentropy_of,
+    softmax.surprisal_of,
+):
+    register_jitable(shared)
+
+
+@_compiled(_SAMPLE, error_model="numpy")
+def _sample(row: Any, temperature: Any, uniform: Any, forced: Any, table: Any, at: Any) -> None:
+    (peak, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
+    total, mean, square, masses = tempered
+    out = table[at]
+    out[:] = np.nan
+    out[0], out[1] = -1, 0
+    if not np.isfinite(peak) or np.isnan(low):
+        return
+    token = forced
+    if forced < 0:
+        token = softmax.quantile(row, masses, peak, temperature, uniform)
+    logit = row[token]
+    out[0] = token
+    out[1] = row.size if np.isfinite(low) else np.count_nonzero(row > -np.inf)
+    out[2] = softmax.entropy_of(total, mean)
+    out[3] = softmax.varentropy_of(mean, square)
+    out[4] = softmax.entropy_of(raw, raw_mean)
+    out[5] = softmax.surprisal_of(logit, peak, temperature, math.log(total))
+    out[6] = softmax.surprisal_of(logit, peak, 1.0, math.log(raw))
+
+
+def sample(
+    row: Array, temperature: float, uniform: float, forced: int, table: Array, at: int
+) -> None:
+    """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
+
+    Row `at` of the table, shape (rows, 7), float64, gets the token (-1 if the row is no distribution), the
+    live tokens, H and V, H at T = 1, and -ln p of the token at the temperature and at 1.
+    """
+    _sample(_whole_blocks(row), temperature, uniform, forced, table, at)
+
+
 quantile = _compiled(_QUANTILE)(softmax.quantile)

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from entropic_control.controllers.base import Array, Rows
-from entropic_control.controllers.estimators import Estimator
-from entropic_control.controllers.signals import Distribution, Reading
+from entropic_control.controllers.estimators import Estimator, FullEntropy
+from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import (
+    GREEDY,
     Moments,
+    compiled_for,
     draw,
     extremes,
     invalid,
@@ -201,6 +203,71 @@ def _measured(
     if support is raw and temperature != 1.0:
         support = Support(row, None, moments(row, temperature, ends))
     return raw, support
+
+
+def sample(
+    logits: Rows,
+    command: Command,
+    estimator: Estimator,
+    truncation: Truncation,
+    uniforms: Sequence[float],
+    forced: Sequence[int],
+) -> tuple[list[int], Reading]:
+    """`measure` a step's distributions, and draw its tokens.
+
+    Parameters
+    ----------
+    uniforms : sequence of float
+        The quantile in [0, 1) at which each row's token is drawn.
+    forced : sequence of int
+        The token that each row gets instead; negative for none.
+
+    Returns
+    -------
+    tokens : list of int
+        -1 where the row is no distribution.
+    reading : Reading
+        With the tokens' surprisals.
+    """
+    if isinstance(truncation, NoTruncation) and type(estimator) is FullEntropy:
+        drawn = _whole_rows(logits, command, uniforms, forced)
+        if drawn is not None:
+            return drawn
+    measured = measure(logits, command, estimator, truncation)
+    valid = measured.reading.valid.tolist()
+    tokens = [-1] * len(valid)
+    for row, (uniform, token) in enumerate(zip(uniforms, forced, strict=True)):
+        if valid[row]:
+            tokens[row] = token if token >= 0 else measured.draw(row, uniform)
+    return tokens, measured.completed(tokens)
+
+
+def _whole_rows(
+    logits: Rows, command: Command, uniforms: Sequence[float], forced: Sequence[int]
+) -> tuple[list[int], Reading] | None:
+    """`sample` where nothing is cut or estimated, compiled; None if that cannot be."""
+    temperatures = command.temperature.tolist()
+    if command.max_surprisal is not None or min(temperatures) <= GREEDY:
+        return None
+    table = np.empty((len(logits), 7))
+    rows = zip(logits, temperatures, uniforms, forced, strict=True)
+    for at, (row, temperature, uniform, given) in enumerate(rows):
+        fast = compiled_for(row)
+        if fast is None:
+            return None
+        fast.sample(row, temperature, uniform, given, table, at)
+    token, live, entropy, varentropy, raw, surprisal, raw_surprisal = table.T.copy()
+    reading = whole_row_reading(
+        entropy,
+        varentropy,
+        raw,
+        live,
+        command.temperature,
+        live > 0,
+        surprisal=surprisal,
+        raw_surprisal=raw_surprisal,
+    )
+    return token.astype(np.intp).tolist(), reading
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

@@ -121,7 +121,7 @@ def moments(
     ends = ends or extremes(row)
     if temperature <= GREEDY:
         return _greedy(row, ends)
-    if (fast := _compiled_for(row)) is not None:
+    if (fast := compiled_for(row)) is not None:
         total, mean, square, blocks = fast.walked(row, ends.peak, temperature)
         return _moments(ends, temperature, total, mean, square if spread else math.nan, blocks)
     y = _centred(row, ends)
@@ -136,7 +136,7 @@ def raw_and_tempered(row: Array, temperature: float) -> tuple[Moments, Moments] 
     Cheaper than two calls, and than asking for the extremes first.
     """
     apart = temperature > GREEDY and temperature != 1.0
-    if apart and (fast := _compiled_for(row)) is not None:
+    if apart and (fast := compiled_for(row)) is not None:
         found, (raw_total, raw_mean, raw_blocks), tempered = fast.walked_both(row, temperature)
         ends = _ends(row, *found)
         if not ends.valid:
@@ -187,18 +187,25 @@ def _moments(
     ends: Extremes, temperature: float, total: float, mean: float, square: float, blocks: Array
 ) -> Moments:
     """From the sum of w, E[y] and E[y^2], which is NaN where the varentropy is not wanted."""
-    log_norm = math.log(total)
-    entropy, spread = log_norm - mean, square - mean * mean
-    # Rounding of a certain row must not make them negative; NaN stays.
     return Moments(
         ends.peak,
         ends.live,
-        log_norm,
-        0.0 if entropy < 0 else entropy,
-        0.0 if spread < 0 else spread,
+        math.log(total),
+        entropy_of(total, mean),
+        varentropy_of(mean, square),
         blocks,
         temperature,
     )
+
+
+def entropy_of(total: float, mean: float) -> float:
+    """ln s - E[y], nats; not below zero, where rounding could put a certain row."""
+    return max(math.log(total) - mean, 0.0)
+
+
+def varentropy_of(mean: float, square: float) -> float:
+    """E[y^2] - E[y]^2, nats^2; not below zero."""
+    return max(square - mean * mean, 0.0)
 
 
 @lru_cache(maxsize=1)
@@ -215,8 +222,8 @@ def load_compiled() -> ModuleType | None:
     return compiled
 
 
-def _compiled_for(row: Array) -> ModuleType | None:
-    """The compiled passes, if they take such a row."""
+def compiled_for(row: Array) -> ModuleType | None:
+    """The compiled passes, if there are any and they take such a row."""
     if row.dtype != np.float32 or not (row.flags.c_contiguous and row.flags.aligned):
         return None
     return load_compiled()
@@ -237,7 +244,7 @@ def draw(row: Array, of: Moments, uniform: float) -> int:
     """
     if of.temperature <= GREEDY:
         return int(row.argmax())
-    if (fast := _compiled_for(row)) is not None:
+    if (fast := compiled_for(row)) is not None:
         return int(fast.quantile(row, of.blocks, of.peak, of.temperature, uniform))
     with np.errstate(over="ignore"):
         return int(quantile(row, of.blocks, of.peak, of.temperature, uniform))
@@ -276,7 +283,12 @@ def surprisal(row: Array, of: Moments, token: int) -> float:
     """-ln p of a token, nats."""
     if of.temperature <= GREEDY:
         return 0.0 if token == int(row.argmax()) else float("inf")
-    return of.log_norm - (float(row[token]) - of.peak) / of.temperature
+    return surprisal_of(float(row[token]), of.peak, of.temperature, of.log_norm)
+
+
+def surprisal_of(logit: float, peak: float, temperature: float, log_norm: float) -> float:
+    """ln s - y, nats."""
+    return log_norm - (logit - peak) / temperature
 
 
 def surprisals(logits: Array, tokens: Array) -> Array:
