@@ -490,21 +490,27 @@ class Engine:
         accepted: int,
         reason: str,
     ) -> None:
-        columns: partial[dict[str, Any]] = partial(
-            dict,
-            shape._asdict(),
-            step=self._step_number,
-            time=clock,
-            predicted=self.backend.cost.observe(shape, engine_seconds),
-            forward=engine_seconds,
-            seconds=self.backend.now() - clock,
-            cells=sum(w.ledger.cells for w in self._live if w.slot is not None),
-            waiting=sum(w.slot is None for w in self._live),
-            tau=tau,
-            accepted=accepted,
-            reason=reason,
+        weights = self.backend.cost.weights
+        self.backend.cost.observe(shape, engine_seconds)
+        cells = sum(w.ledger.cells for w in self._live if w.slot is not None)
+        waiting = sum(w.slot is None for w in self._live)
+        self.trace.steps.append(
+            1,
+            partial(
+                _step_columns,
+                shape,
+                weights,
+                self._step_number,
+                clock,
+                engine_seconds,
+                self.backend.now() - clock,
+                cells,
+                waiting,
+                tau,
+                accepted,
+                reason,
+            ),
         )
-        self.trace.steps.append(1, columns)
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -522,6 +528,34 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _step_columns(
+    shape: Shape,
+    weights: Array,
+    step: int,
+    clock: float,
+    engine_seconds: float,
+    seconds: float,
+    cells: int,
+    waiting: int,
+    tau: float,
+    accepted: int,
+    reason: str,
+) -> dict[str, Any]:
+    return {
+        **shape._asdict(),
+        "step": step,
+        "time": clock,
+        "predicted": shape.seconds(weights),
+        "forward": engine_seconds,
+        "seconds": seconds,
+        "cells": cells,
+        "waiting": waiting,
+        "tau": tau,
+        "accepted": accepted,
+        "reason": reason,
+    }
 
 
 def _kept(logits: Any) -> Any:

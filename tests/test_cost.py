@@ -156,7 +156,7 @@ def test_a_step_of_no_time_neither_breaks_the_fit_nor_owns_it(seconds: float) ->
     model = CostModel(TRUTH)
     shape = Shape(rows=4, longest=500, prompt_tokens=0, prompt_reads=0, measured=0)
     usual = model.predict(shape)
-    assert model.observe(shape, seconds) == usual
+    model.observe(shape, seconds)
     for _ in range(200):
         model.observe(shape, usual)
     assert np.isfinite(model.weights).all()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,9 +29,9 @@ class Shape(NamedTuple):
     """Times that rows went through the model: those with drafts of one length go together, where the
     engine needs it of neighbouring slots only."""
 
-    def features(self) -> list[float]:
-        """The regressors of the step's seconds."""
-        return [float(feature) for feature in features(*self)]
+    def seconds(self, weights: Array) -> float:
+        """Of the step, as `weights`, shape (features,), predict it."""
+        return float(np.dot(features(*self), weights))
 
 
 def features(
@@ -92,19 +91,17 @@ class CostModel:
     def __init__(self, prior: Weights, memory: int = 500) -> None:
         self.prior = np.array(prior, float)
         self.weights = self.prior.copy()
+        """Replaced at a fit, and never written to."""
         self.observed = 0
         self._keep = 1.0 - 1.0 / memory
         self._gram = np.zeros((len(prior), len(prior)))
         self._moment = np.zeros(len(prior))
-        self._unlearnt: list[list[float]] = []
+        self._unlearnt: list[tuple[Shape, float]] = []
         self._swap_cell = self._SWAP_CELL
 
     def predict(self, shape: Shape) -> float:
         """Seconds of a step."""
-        return self._predicted(shape.features())
-
-    def _predicted(self, features: list[float]) -> float:
-        return float(sum(map(mul, features, self.weights.tolist())))
+        return shape.seconds(self.weights)
 
     def decode(self, rows: Array, longest: Array) -> Array:
         """Seconds to decode one token for each of `rows` sequences, the longest with `longest` cells."""
@@ -126,29 +123,31 @@ class CostModel:
         if cells > 0:
             self._swap_cell += 0.3 * (seconds / cells - self._swap_cell)
 
-    def observe(self, shape: Shape, seconds: float) -> float:
-        """Learn from a step that took `seconds`; returns the seconds that were predicted.
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """Learn from a step that took `seconds`, when the next fit is made.
 
         A step far slower than predicted is another process on the cores rather than news about the
         engine: it counts as four times the prediction at most. One that took next to no time was no
         step, and would outweigh all others in a fit of relative errors.
         """
-        features = shape.features()
-        predicted = self._predicted(features)
-        if predicted <= 0 or seconds <= 0 or not math.isfinite(seconds):
-            return predicted
-        if self.observed >= self._REFIT:
-            seconds = min(seconds, self._OUTLIER * predicted)
-        seconds = max(seconds, self._LEAST * predicted)
-        self._unlearnt.append([feature / seconds for feature in features])
+        if seconds <= 0 or not math.isfinite(seconds):
+            return
+        self._unlearnt.append((shape, seconds))
         self.observed += 1
         if self.observed % self._REFIT == 0 or self.observed in (1, 2, 4, 8):
             self._learn()
             self._fit()
-        return predicted
 
     def _learn(self) -> None:
-        scaled, self._unlearnt = np.array(self._unlearnt), []
+        shapes, times = zip(*self._unlearnt, strict=True)
+        self._unlearnt = []
+        regressors = np.stack(features(*np.array(shapes, float).T), axis=1)
+        predicted, seconds = regressors @ self.weights, np.array(times)
+        if self.observed > self._REFIT:
+            seconds = np.minimum(seconds, self._OUTLIER * predicted)
+        seconds = np.maximum(seconds, self._LEAST * predicted)
+        some = predicted > 0
+        scaled = regressors[some] / seconds[some, None]
         faded = self._keep ** np.arange(len(scaled) - 1, -1, -1)[:, None] * scaled
         kept = self._keep ** len(scaled)
         self._gram = kept * self._gram + faded.T @ scaled
