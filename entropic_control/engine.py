@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -72,7 +71,7 @@ class Engine:
         self._intake = Intake(config, self.backend, self._loops)
         self._step_number = 0
         self._cancelled: set[str] = set()
-        self._lock = threading.Lock()
+        self._turn = _Turn()
         self._order = FirstCome() if dry_run else config.priority
         try:
             require(config, self.backend.capabilities)
@@ -95,7 +94,7 @@ class Engine:
         ConfigError
             If the id is taken, or a per-request setting is unknown or out of range.
         """
-        with self._exclusive():
+        with self._turn:
             return self._submit(request)
 
     def _submit(self, request: Request | Prompt) -> str:
@@ -118,7 +117,7 @@ class Engine:
 
     def adopt(self, work: Work) -> None:
         """Queue a sequence that was at work in another engine."""
-        with self._exclusive():
+        with self._turn:
             self._queue(work)
 
     def _queue(self, work: Work) -> None:
@@ -212,7 +211,7 @@ class Engine:
         EngineBusy
             If another thread is in the engine.
         """
-        with self._exclusive():
+        with self._turn:
             return self._step()
 
     def _step(self) -> list[Event]:
@@ -241,18 +240,6 @@ class Engine:
         self._record_step(clock, shape, engine_seconds, tau, accepted, seating.reason)
         self._step_number += 1
         return events
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
-            raise EngineBusy(
-                "the engine is in use by another thread: give each thread its own engine, or one "
-                "thread the engine and a queue"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
 
     # -- schedule ---------------------------------------------------------------------------------
 
@@ -405,7 +392,10 @@ class Engine:
     def _draw(self, rows: list[Row], events: list[Event]) -> float:
         """Draw one token for each row. Returns the entropic time that passed, nats."""
         works = [work for work, _ in rows]
-        sampled = self._loops.step(works, [self._masked(work, row) for work, row in rows])
+        for work, row in rows:
+            if len(work.tokens) < work.request.min_tokens:
+                row[self.backend.ends] = -np.inf
+        sampled = self._loops.step(works, [row for _, row in rows])
         now = self.backend.now()
         columns = self._loops.columns(works, sampled, step=self._step_number, time=now)
         self.trace.tokens.append(len(works), columns)
@@ -431,11 +421,6 @@ class Engine:
                 work.ledger.record(work.ledger.length, np.array([surprisal]))
             self._take(work, token, events)
         return tau
-
-    def _masked(self, work: Work, row: Array) -> Array:
-        if len(work.tokens) < work.request.min_tokens:
-            row[self.backend.ends] = -np.inf
-        return row
 
     def _take(self, work: Work, token: int, events: list[Event]) -> None:
         work.tokens.append(token)
@@ -492,8 +477,7 @@ class Engine:
     ) -> None:
         weights = self.backend.cost.weights
         self.backend.cost.observe(shape, engine_seconds)
-        cells = sum(w.ledger.cells for w in self._live if w.slot is not None)
-        waiting = sum(w.slot is None for w in self._live)
+        seated = [w.ledger.cells for w in self._live if w.slot is not None]
         self.trace.steps.append(
             1,
             partial(
@@ -504,8 +488,8 @@ class Engine:
                 clock,
                 engine_seconds,
                 self.backend.now() - clock,
-                cells,
-                waiting,
+                sum(seated),
+                len(self._live) - len(seated),
                 tau,
                 accepted,
                 reason,
@@ -516,7 +500,7 @@ class Engine:
 
     def save(self, path: str | Path) -> None:
         """Write every unfinished request, its KV and its controller states to one file."""
-        with self._exclusive():
+        with self._turn:
             persistence.save(self, Path(path))
 
     def close(self) -> None:
@@ -528,6 +512,23 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Turn:
+    """Held by the one thread that is in the engine."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise EngineBusy(
+                "the engine is in use by another thread: give each thread its own engine, or one "
+                "thread the engine and a queue"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 def _step_columns(

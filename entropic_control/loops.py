@@ -172,17 +172,22 @@ class Loops:
         self, works: Sequence[Work], sampled: Sampled, **others: Any
     ) -> Callable[[], dict[str, Any]]:
         """Makes the trace columns of a step, as they are before its tokens are accounted."""
-        others["request"] = [work.number for work in works]
-        others["token"] = [len(work.tokens) for work in works]
-        others["cells"] = [work.ledger.cells for work in works]
-        others["tau"] = [work.tau for work in works]
-        return partial(self._columns, sampled, others)
+        accounts = [(w.number, len(w.tokens), w.ledger.cells, w.tau) for w in works]
+        return partial(self._columns, sampled, accounts, others)
 
-    def _columns(self, sampled: Sampled, others: dict[str, Any]) -> dict[str, Any]:
+    def _columns(
+        self,
+        sampled: Sampled,
+        accounts: list[tuple[int, int, int, float]],
+        others: dict[str, Any],
+    ) -> dict[str, Any]:
         temperature, reading = self.config.temperature, sampled.reading
         targets = temperature.targets(sampled.state)
+        request, token, cells, tau = zip(*accounts, strict=True)
         return {
             **others,
+            "request": request,
+            "token": token,
             "token_id": sampled.tokens,
             "temperature": sampled.command.temperature,
             "commanded": sampled.commanded,
@@ -199,5 +204,6 @@ class Loops:
             "target": np.nan if targets is None else targets,
             "saturated": temperature.saturated(sampled.state),
             "feasible": temperature.feasible(sampled.state, reading.live),
-            "tau": others["tau"] + sampled.passed,
+            "cells": cells,
+            "tau": tau + sampled.passed,
         }

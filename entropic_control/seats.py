@@ -61,9 +61,12 @@ class Seats:
         reason : str
             Why the plan was made; goes into the explanation of a preemption.
         """
-        needs = sum(self._missing(work, tokens) for work, tokens in plan)
-        seats = sum(work.slot is None for work, _ in plan)
-        shares = list(plan)
+        shares, needs, seats = list(plan), 0, 0
+        for work, tokens in plan:
+            needs += tokens
+            if work.slot is None:
+                needs += work.ledger.cells
+                seats += 1
         if needs > self._backend.room() or seats > self.free:
             first, wanted = plan[0]
             gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)

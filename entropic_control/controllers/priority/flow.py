@@ -27,8 +27,8 @@ def flow_init(rows: int, prior: float, dtype: Any = np.float64) -> FlowState:
 
 
 def fall(before: Array, now: Array) -> Array:
-    """Entropic time of one step, d(tau) = max(H[t-1] - H[t], 0), nats; 0 where `before` is unknown."""
-    return np.where(np.isnan(before), 0.0, np.maximum(before - now, 0.0))
+    """Entropic time of one step, d(tau) = max(H[t-1] - H[t], 0), nats; 0 where either is unknown."""
+    return np.asarray(np.fmax(before - now, 0.0))  # of NaN and 0 it takes 0
 
 
 def flow_update(state: FlowState, reading: Reading, filter: float, floor: float) -> FlowState:
