@@ -341,9 +341,10 @@ class Engine:
             work.ledger.extend(len(chunk.tokens) - chunk.drafts)
             if surprisal is not None:
                 work.learn(chunk.start + 1, surprisal)
-        for (work, _), looked in zip(chosen, forward.attention, strict=False):
-            if looked is not None:
-                work.ledger.attended(looked.number, looked.mass)
+        if forward.attention:
+            for (work, _), looked in zip(chosen, forward.attention, strict=True):
+                if looked is not None:
+                    work.ledger.attended(looked.number, looked.mass)
         return results, forward.seconds
 
     def _chunk(self, work: Work, tokens: int) -> Chunk:
@@ -457,7 +458,8 @@ class Engine:
     # -- record -----------------------------------------------------------------------------------
 
     def _prune(self) -> None:
-        for work in self._live:
+        least = self.config.pruning.min_tokens
+        for work in [w for w in self._live if w.ledger.length >= least]:
             if self.dry_run:
                 would_prune(work, self.config.pruning, self._note)
             else:

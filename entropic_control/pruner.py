@@ -49,9 +49,7 @@ def would_prune(work: Work, pruning: Pruning, note: Note) -> None:
 
 
 def _due(work: Work, pruning: Pruning) -> bool:
-    if not pruning.prunes or work.ledger.length < pruning.min_tokens:
-        return False
-    if work.prompt_left and not pruning.during_prefill:
+    if not pruning.prunes or (work.prompt_left and not pruning.during_prefill):
         return False
     if pruning.needs_attention and not work.ledger.watched:
         return False  # nothing is known of its blocks yet

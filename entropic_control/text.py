@@ -19,7 +19,7 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._undecoded = b""
         self._stop = tuple(text for text in stop if text)
         self._waiting = ""
         self.stopped = False
@@ -27,13 +27,19 @@ class TextStream:
 
     def feed(self, piece: bytes) -> str:
         """Take the bytes of a token; returns the text that can be shown now."""
-        self._waiting += self._decoder.decode(piece)
+        self._decode(piece, last=False)
         return self._release(last=False)
 
     def finish(self) -> str:
         """Returns the rest of the text."""
-        self._waiting += self._decoder.decode(b"", final=True)
+        self._decode(b"", last=True)
         return self._release(last=True)
+
+    def _decode(self, piece: bytes, last: bool) -> None:
+        data = self._undecoded + piece
+        text, used = codecs.utf_8_decode(data, "replace", last)
+        self._waiting += text
+        self._undecoded = data[used:]
 
     def _release(self, last: bool) -> str:
         if self.stopped:

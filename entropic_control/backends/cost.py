@@ -83,7 +83,8 @@ class CostModel:
     """
 
     _SWAP_CELL = 1.5e-5
-    _REFIT = 16
+    _REFIT = 64
+    _SETTLED = 16
     _TIE = 0.04
     _OUTLIER = 4.0
     _LEAST = 0.05
@@ -134,7 +135,8 @@ class CostModel:
             return
         self._unlearnt.append((shape, seconds))
         self.observed += 1
-        if self.observed % self._REFIT == 0 or self.observed in (1, 2, 4, 8):
+        doubled = self.observed & (self.observed - 1) == 0
+        if doubled or self.observed % self._REFIT == 0:
             self._learn()
             self._fit()
 
@@ -143,7 +145,7 @@ class CostModel:
         self._unlearnt = []
         regressors = np.stack(features(*np.array(shapes, float).T), axis=1)
         predicted, seconds = regressors @ self.weights, np.array(times)
-        if self.observed > self._REFIT:
+        if self.observed > self._SETTLED:
             seconds = np.minimum(seconds, self._OUTLIER * predicted)
         seconds = np.maximum(seconds, self._LEAST * predicted)
         some = predicted > 0

@@ -22,6 +22,8 @@ from numba.extending import register_jitable
 from entropic_control.controllers import softmax
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import BLOCK
+from entropic_control.controllers.temperature import pi
+from entropic_control.controllers.temperature.base import attainable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +40,9 @@ _SUM, _SUM_OF_SQUARES = (types.Tuple([_DOUBLE] * n + [_MASSES]) for n in (2, 3))
 _WALK = _SUM_OF_SQUARES(_ROW, _SINGLE, _DOUBLE)
 _WALK_BOTH = types.Tuple([types.UniTuple(_SINGLE, 2), _SUM, _SUM_OF_SQUARES])(_ROW, _DOUBLE)
 _SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, types.Array(_DOUBLE, 2, "C"), types.int64)
+_STATE = types.Array(_DOUBLE, 1, "A", readonly=True)
+_VALID, _LIVE = (types.Array(t, 1, "A", readonly=True) for t in (types.boolean, types.int64))
+_LAW = types.UniTuple(types.Array(_DOUBLE, 1, "C"), 4)(*[_STATE] * 7, _VALID, _LIVE, *[_DOUBLE] * 7)
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -208,6 +213,8 @@ for shared in (
     softmax.entropy_of,
     softmax.varentropy_of,
     softmax.surprisal_of,
+    attainable,
+    pi.clipped,
 ):
     register_jitable(shared)
 
@@ -216,7 +223,7 @@ for shared in (
 def _sample(row: Any, temperature: Any, uniform: Any, forced: Any, table: Any, at: Any) -> None:
     (peak, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
     total, mean, square, masses = tempered
-    out = table[at]
+    out = table[:, at]
     out[:] = np.nan
     out[0], out[1] = -1, 0
     if not np.isfinite(peak) or np.isnan(low):
@@ -232,6 +239,7 @@ def _sample(row: Any, temperature: Any, uniform: Any, forced: Any, table: Any, a
     out[4] = softmax.entropy_of(raw, raw_mean)
     out[5] = softmax.surprisal_of(logit, peak, temperature, math.log(total))
     out[6] = softmax.surprisal_of(logit, peak, 1.0, math.log(raw))
+    out[7] = 0
 
 
 def sample(
@@ -239,10 +247,12 @@ def sample(
 ) -> None:
     """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
 
-    Row `at` of the table, shape (rows, 7), float64, gets the token (-1 if the row is no distribution), the
-    live tokens, H and V, H at T = 1, and -ln p of the token at the temperature and at 1.
+    Column `at` of the table, shape (8, rows), float64, gets the token (-1 if the row is no distribution),
+    the live tokens, H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass
+    outside of what was seen: none.
     """
     _sample(_whole_blocks(row), temperature, uniform, forced, table, at)
 
 
 quantile = _compiled(_QUANTILE)(softmax.quantile)
+pi_law = _compiled(_LAW)(pi.law)

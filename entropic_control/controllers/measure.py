@@ -9,7 +9,7 @@ import numpy as np
 
 from entropic_control.controllers.base import Array, Rows
 from entropic_control.controllers.estimators import Estimator, FullEntropy
-from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
+from entropic_control.controllers.signals import Distribution, Reading
 from entropic_control.controllers.softmax import (
     GREEDY,
     Moments,
@@ -249,25 +249,30 @@ def _whole_rows(
     temperatures = command.temperature.tolist()
     if command.max_surprisal is not None or min(temperatures) <= GREEDY:
         return None
-    table = np.empty((len(logits), 7))
+    table = np.empty((8, len(logits)))
     rows = zip(logits, temperatures, uniforms, forced, strict=True)
     for at, (row, temperature, uniform, given) in enumerate(rows):
         fast = compiled_for(row)
         if fast is None:
             return None
         fast.sample(row, temperature, uniform, given, table, at)
-    token, live, entropy, varentropy, raw, surprisal, raw_surprisal = table.T.copy()
-    reading = whole_row_reading(
-        entropy,
-        varentropy,
-        raw,
-        live,
-        command.temperature,
-        live > 0,
+    token, live, entropy, varentropy, raw, surprisal, raw_surprisal, unseen = table
+    counts = live.astype(np.int64)
+    reading = Reading(
+        entropy=entropy,
+        varentropy=varentropy,
+        raw_entropy=raw,
+        lower=entropy,
+        upper=entropy,
+        tail_mass=unseen,
+        live=counts,
+        realized_entropy=entropy,
         surprisal=surprisal,
         raw_surprisal=raw_surprisal,
+        temperature=command.temperature.astype(np.float64, copy=False),
+        valid=counts > 0,
     )
-    return token.astype(np.intp).tolist(), reading
+    return token.astype(np.int64).tolist(), reading
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

@@ -222,6 +222,11 @@ def load_compiled() -> ModuleType | None:
     return compiled
 
 
+def loaded_compiled() -> ModuleType | None:
+    """The module of compiled passes if it was loaded before."""
+    return load_compiled() if load_compiled.cache_info().currsize else None
+
+
 def compiled_for(row: Array) -> ModuleType | None:
     """The compiled passes, if there are any and they take such a row."""
     if row.dtype != np.float32 or not (row.flags.c_contiguous and row.flags.aligned):

@@ -83,14 +83,18 @@ class TemperatureController(Controller):
     def feasible(self, state: Any, live: Array) -> Array:
         """Whether each row's target can be met by any temperature with `live` tokens, shape (rows,).
 
-        A distribution over n tokens has entropy in (0, ln n); kinds without a target are always
-        feasible.
+        Kinds without a target are always feasible.
         """
         target = self.targets(state)
         if target is None:
             return np.ones(np.shape(live), np.bool_)
-        return np.asarray(target < np.log(np.maximum(live, 1)))
+        return attainable(target, live)
 
     def saturated(self, state: Any) -> Array:
         """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
         return np.zeros(rows_of(state), np.intp)
+
+
+def attainable(target: Array, live: Array) -> Array:
+    """Whether a distribution over `live` tokens can have the entropy: it is in (0, ln n)."""
+    return np.asarray(target < np.log(np.maximum(live, 1)))

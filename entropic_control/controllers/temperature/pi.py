@@ -11,8 +11,12 @@ from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import choose
-from entropic_control.controllers.temperature.base import Command, TemperatureController
+from entropic_control.controllers.softmax import loaded_compiled
+from entropic_control.controllers.temperature.base import (
+    Command,
+    TemperatureController,
+    attainable,
+)
 
 
 class PIState(NamedTuple):
@@ -108,21 +112,30 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
-        h = state.entropy + self.filter * (reading.entropy - state.entropy)
-        v = state.varentropy + self.filter * (reading.varentropy - state.varentropy)
-        error = (state.target - h) / self.divisor(v)
-        low, high = self.log_bounds
-        u = state.log_temperature + self.kp * (error - state.error) + self.ki * error
-        new = PIState(np.minimum(np.maximum(u, low), high), h, v, error, state.target)
-        informative = reading.valid & self.feasible(state, reading.live)
-        state = choose(informative, _like(new, state), state)
+        fast = loaded_compiled()
+        own = fast.pi_law if fast is not None and _double(state, reading) else law
+        u, h, v, error = own(
+            *state,
+            reading.entropy,
+            reading.varentropy,
+            reading.valid,
+            reading.live,
+            self.filter,
+            self.kp,
+            self.ki,
+            *self.log_bounds,
+            *self._divisor_bounds,
+        )
+        state = _like(PIState(u, h, v, error, state.target), state)
         return np.exp(state.log_temperature), state
+
+    @property
+    def _divisor_bounds(self) -> tuple[float, float]:
+        return (1.0, 1.0) if self.schedule == "none" else (self.v_min, math.inf)
 
     def divisor(self, varentropy: Array) -> Array:
         """What the error is divided by, given the filtered varentropy, nats^2 (1 unscheduled)."""
-        if self.schedule == "none":
-            return np.ones_like(varentropy)
-        return np.maximum(varentropy, self.v_min)
+        return clipped(varentropy, *self._divisor_bounds)
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
         """State: deviations of (F[H], u), the last error being a function of F[H]."""
@@ -152,6 +165,66 @@ class PITemperature(TemperatureController):
         low, high = self.log_bounds
         u = state.log_temperature
         return np.where(u >= high, 1, np.where(u <= low, -1, 0))
+
+
+def law(
+    log_temperature: Array,
+    entropy: Array,
+    varentropy: Array,
+    error: Array,
+    target: Array,
+    measured_entropy: Array,
+    measured_varentropy: Array,
+    valid: Array,
+    live: Array,
+    filter: float,
+    kp: float,
+    ki: float,
+    low: float,
+    high: float,
+    least: float,
+    most: float,
+) -> tuple[Array, Array, Array, Array]:
+    """One step of `PITemperature`, in terms that numba compiles too: `PIState` without its target.
+
+    Parameters
+    ----------
+    log_temperature, entropy, varentropy, error, target : array, shape (rows,)
+        `PIState`.
+    measured_entropy, measured_varentropy, valid, live : array, shape (rows,)
+        Of the `Reading`.
+    filter, kp, ki : float
+        Gains.
+    low, high : float
+        Bounds of ln T.
+    least, most : float
+        Bounds of the divisor, nats^2.
+    """
+    informative = valid & attainable(target, live)
+    h = entropy + filter * (measured_entropy - entropy)
+    v = varentropy + filter * (measured_varentropy - varentropy)
+    e = (target - h) / clipped(v, least, most)
+    u = clipped(log_temperature + kp * (e - error) + ki * e, low, high)
+    return (
+        np.where(informative, u, log_temperature),
+        np.where(informative, h, entropy),
+        np.where(informative, v, varentropy),
+        np.where(informative, e, error),
+    )
+
+
+def clipped(x: Array, low: float, high: float) -> Array:
+    """`x` within the bounds; np.clip takes four times as long on a few rows."""
+    return np.asarray(np.minimum(np.maximum(x, low), high))
+
+
+def _double(state: PIState, reading: Reading) -> bool:
+    """Whether the arrays are of the types that the law is compiled for."""
+    return (
+        state.log_temperature.dtype == np.float64
+        and reading.entropy.dtype == np.float64
+        and reading.live.dtype == np.int64
+    )
 
 
 def _like(new: PIState, old: PIState) -> PIState:
