@@ -407,7 +407,7 @@ class Engine:
             sampled.tokens,
             reading.raw_entropy.tolist(),
             reading.raw_surprisal,
-            sampled.passed.tolist(),
+            sampled.passed,
             strict=True,
         )
         for work, token, entropy, surprisal, nats in rows_of:

@@ -44,14 +44,14 @@ class Ledger:
 
     def extend(self, tokens: int) -> None:
         """The sequence grew; a token goes to the block of its position."""
-        first = self.length // self.size
+        begun, first = self.length // self.size, -(-self.length // self.size)
         self.length += tokens
-        self._set(first, -(-self.length // self.size), True)
-
-    def _set(self, first: int, stop: int, held: bool) -> None:
-        before = int(np.count_nonzero(self._held[first:stop]))
-        self._held[first:stop] = held
-        self.blocks += held * (stop - first) - before
+        stop = -(-self.length // self.size)
+        self._held[first:stop] = True
+        self.blocks += stop - first
+        if begun < first and not self._held[begun]:
+            self._held[begun] = True
+            self.blocks += 1
 
     def record(self, start: int, surprisal: Array) -> None:
         """Note the surprisals, nats, of the tokens from position `start` on; NaN counts as nothing."""
@@ -94,7 +94,9 @@ class Ledger:
 
     def drop(self, start: int, stop: int) -> None:
         """The engine gave up the positions [start, stop), whole blocks."""
-        self._set(start // self.size, -(-stop // self.size), False)
+        blocks = slice(start // self.size, -(-stop // self.size))
+        self.blocks -= int(np.count_nonzero(self._held[blocks]))
+        self._held[blocks] = False
 
     def positions(self) -> Array:
         """The positions held, rising."""

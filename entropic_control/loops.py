@@ -38,7 +38,7 @@ class Sampled(NamedTuple):
     """The temperature for the next step."""
     state: Any
     """The temperature states after the step."""
-    passed: Array
+    passed: list[float]
     """Entropic time of the step, nats."""
 
 
@@ -121,8 +121,8 @@ class Loops:
             _, guessing = config.speculation.update(guessing, reading)
             for work, one in zip(works, self._guesses.split(guessing, count), strict=True):
                 work.speculation = one
-        before = np.array([work.raw_entropy for work in works])
-        passed = fall(before, reading.raw_entropy)
+        entropies = zip(works, reading.raw_entropy.tolist(), strict=True)
+        passed = [float(fall(work.raw_entropy, entropy)) for work, entropy in entropies]
         return Sampled(tokens, reading, command, commanded, state, passed)
 
     def _catch_up(self) -> None:
@@ -205,5 +205,5 @@ class Loops:
             "saturated": temperature.saturated(sampled.state),
             "feasible": temperature.feasible(sampled.state, reading.live),
             "cells": cells,
-            "tau": tau + sampled.passed,
+            "tau": np.add(tau, sampled.passed),
         }

@@ -39,7 +39,8 @@ _MASSES = types.Array(_SINGLE, 1, "C")
 _SUM, _SUM_OF_SQUARES = (types.Tuple([_DOUBLE] * n + [_MASSES]) for n in (2, 3))
 _WALK = _SUM_OF_SQUARES(_ROW, _SINGLE, _DOUBLE)
 _WALK_BOTH = types.Tuple([types.UniTuple(_SINGLE, 2), _SUM, _SUM_OF_SQUARES])(_ROW, _DOUBLE)
-_SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, types.Array(_DOUBLE, 2, "C"), types.int64)
+_COUNTS, _TABLE = (types.Array(t, 2, "C") for t in (types.int64, _DOUBLE))
+_SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, _COUNTS, _TABLE, types.int64)
 _STATE = types.Array(_DOUBLE, 1, "A", readonly=True)
 _VALID, _LIVE = (types.Array(t, 1, "A", readonly=True) for t in (types.boolean, types.int64))
 _LAW = types.UniTuple(types.Array(_DOUBLE, 1, "C"), 4)(*[_STATE] * 7, _VALID, _LIVE, *[_DOUBLE] * 7)
@@ -220,38 +221,44 @@ for shared in (
 
 
 @_compiled(_SAMPLE, error_model="numpy")
-def _sample(row: Any, temperature: Any, uniform: Any, forced: Any, table: Any, at: Any) -> None:
+def _sample(
+    row: Any, temperature: Any, uniform: Any, forced: Any, counts: Any, table: Any, at: Any
+) -> None:
     (peak, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
     total, mean, square, masses = tempered
-    out = table[:, at]
-    out[:] = np.nan
-    out[0], out[1] = -1, 0
+    counts[:, at] = -1, 0
+    table[:, at] = np.nan
     if not np.isfinite(peak) or np.isnan(low):
         return
     token = forced
     if forced < 0:
         token = softmax.quantile(row, masses, peak, temperature, uniform)
-    logit = row[token]
-    out[0] = token
-    out[1] = row.size if np.isfinite(low) else np.count_nonzero(row > -np.inf)
-    out[2] = softmax.entropy_of(total, mean)
-    out[3] = softmax.varentropy_of(mean, square)
-    out[4] = softmax.entropy_of(raw, raw_mean)
-    out[5] = softmax.surprisal_of(logit, peak, temperature, math.log(total))
-    out[6] = softmax.surprisal_of(logit, peak, 1.0, math.log(raw))
-    out[7] = 0
+    counts[0, at] = token
+    counts[1, at] = row.size if np.isfinite(low) else np.count_nonzero(row > -np.inf)
+    table[0, at] = softmax.entropy_of(total, mean)
+    table[1, at] = softmax.varentropy_of(mean, square)
+    table[2, at] = softmax.entropy_of(raw, raw_mean)
+    table[3, at] = softmax.surprisal_of(row[token], peak, temperature, math.log(total))
+    table[4, at] = softmax.surprisal_of(row[token], peak, 1.0, math.log(raw))
+    table[5, at] = 0
 
 
 def sample(
-    row: Array, temperature: float, uniform: float, forced: int, table: Array, at: int
+    row: Array,
+    temperature: float,
+    uniform: float,
+    forced: int,
+    counts: Array,
+    table: Array,
+    at: int,
 ) -> None:
     """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
 
-    Column `at` of the table, shape (8, rows), float64, gets the token (-1 if the row is no distribution),
-    the live tokens, H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass
-    outside of what was seen: none.
+    Column `at` of `counts`, shape (2, rows), int64, gets the token (-1 if the row is no distribution) and
+    the live tokens; of `table`, shape (6, rows), float64: H and V, H at T = 1, -ln p of the token at the
+    temperature and at 1, and the mass outside of what was seen, which is none.
     """
-    _sample(_whole_blocks(row), temperature, uniform, forced, table, at)
+    _sample(_whole_blocks(row), temperature, uniform, forced, counts, table, at)
 
 
 quantile = _compiled(_QUANTILE)(softmax.quantile)

@@ -229,7 +229,7 @@ def sample(
     reading : Reading
         With the tokens' surprisals.
     """
-    if isinstance(truncation, NoTruncation) and type(estimator) is FullEntropy:
+    if type(truncation) is NoTruncation and type(estimator) is FullEntropy:
         drawn = _whole_rows(logits, command, uniforms, forced)
         if drawn is not None:
             return drawn
@@ -249,15 +249,16 @@ def _whole_rows(
     temperatures = command.temperature.tolist()
     if command.max_surprisal is not None or min(temperatures) <= GREEDY:
         return None
-    table = np.empty((8, len(logits)))
+    counts = np.empty((2, len(logits)), np.int64)
+    table = np.empty((6, len(logits)))
     rows = zip(logits, temperatures, uniforms, forced, strict=True)
     for at, (row, temperature, uniform, given) in enumerate(rows):
         fast = compiled_for(row)
         if fast is None:
             return None
-        fast.sample(row, temperature, uniform, given, table, at)
-    token, live, entropy, varentropy, raw, surprisal, raw_surprisal, unseen = table
-    counts = live.astype(np.int64)
+        fast.sample(row, temperature, uniform, given, counts, table, at)
+    tokens, live = counts
+    entropy, varentropy, raw, surprisal, raw_surprisal, unseen = table
     reading = Reading(
         entropy=entropy,
         varentropy=varentropy,
@@ -265,14 +266,14 @@ def _whole_rows(
         lower=entropy,
         upper=entropy,
         tail_mass=unseen,
-        live=counts,
+        live=live,
         realized_entropy=entropy,
         surprisal=surprisal,
         raw_surprisal=raw_surprisal,
         temperature=command.temperature.astype(np.float64, copy=False),
-        valid=counts > 0,
+        valid=live > 0,
     )
-    return token.astype(np.int64).tolist(), reading
+    return tokens.tolist(), reading
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

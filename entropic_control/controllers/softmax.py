@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -208,30 +208,33 @@ def varentropy_of(mean: float, square: float) -> float:
     return max(square - mean * mean, 0.0)
 
 
-@lru_cache(maxsize=1)
+_loaded: list[ModuleType | None] = []
+
+
 def load_compiled() -> ModuleType | None:
     """The module of compiled passes, or None without numba.
 
     Loading it takes 0.6 s and 150 MB, and 3 s when the machine code is not in numba's cache yet; so it is
     called where a model is opened, and is not part of a step.
     """
-    try:
-        from entropic_control.controllers import compiled
-    except ImportError:
-        return None
-    return compiled
+    if not _loaded:
+        try:
+            _loaded.append(import_module("entropic_control.controllers.compiled"))
+        except ImportError:
+            _loaded.append(None)
+    return _loaded[0]
 
 
 def loaded_compiled() -> ModuleType | None:
     """The module of compiled passes if it was loaded before."""
-    return load_compiled() if load_compiled.cache_info().currsize else None
+    return _loaded[0] if _loaded else None
 
 
 def compiled_for(row: Array) -> ModuleType | None:
     """The compiled passes, if there are any and they take such a row."""
-    if row.dtype != np.float32 or not (row.flags.c_contiguous and row.flags.aligned):
-        return None
-    return load_compiled()
+    flags = row.flags
+    fits = row.dtype == np.float32 and flags.c_contiguous and flags.aligned
+    return load_compiled() if fits else None
 
 
 def _greedy(row: Array, ends: Extremes) -> Moments:

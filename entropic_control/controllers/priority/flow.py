@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from entropic_control.controllers.base import Array, Linear
 from entropic_control.controllers.estimators import floored
@@ -26,9 +27,10 @@ def flow_init(rows: int, prior: float, dtype: Any = np.float64) -> FlowState:
     return FlowState(np.full(rows, np.nan, dtype), np.full(rows, prior, dtype))
 
 
-def fall(before: Array, now: Array) -> Array:
+def fall(before: ArrayLike, now: ArrayLike) -> Array:
     """Entropic time of one step, d(tau) = max(H[t-1] - H[t], 0), nats; 0 where either is unknown."""
-    return np.asarray(np.fmax(before - now, 0.0))  # of NaN and 0 it takes 0
+    falls: Array = np.fmax(np.subtract(before, now), 0.0)  # of NaN and 0 it takes 0
+    return falls
 
 
 def flow_update(state: FlowState, reading: Reading, filter: float, floor: float) -> FlowState:

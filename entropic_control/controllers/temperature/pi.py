@@ -112,8 +112,8 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
-        fast = loaded_compiled()
-        own = fast.pi_law if fast is not None and _double(state, reading) else law
+        fast = loaded_compiled() if _double(state, reading) else None
+        own = fast.pi_law if fast is not None else law
         u, h, v, error = own(
             *state,
             reading.entropy,
@@ -126,8 +126,10 @@ class PITemperature(TemperatureController):
             *self.log_bounds,
             *self._divisor_bounds,
         )
-        state = _like(PIState(u, h, v, error, state.target), state)
-        return np.exp(state.log_temperature), state
+        new = PIState(u, h, v, error, state.target)
+        if fast is None:
+            new = _like(new, state)
+        return np.exp(new.log_temperature), new
 
     @property
     def _divisor_bounds(self) -> tuple[float, float]:
