@@ -13,7 +13,7 @@ from entropic_control.backends.base import Backend
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import sample, truncated_before
-from entropic_control.controllers.priority import fall
+from entropic_control.controllers.priority import fallen
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.state import Together
@@ -122,7 +122,7 @@ class Loops:
             for work, one in zip(works, self._guesses.split(guessing, count), strict=True):
                 work.speculation = one
         entropies = zip(works, reading.raw_entropy.tolist(), strict=True)
-        passed = [float(fall(work.raw_entropy, entropy)) for work, entropy in entropies]
+        passed = [fallen(work.raw_entropy, entropy) for work, entropy in entropies]
         return Sampled(tokens, reading, command, commanded, state, passed)
 
     def _catch_up(self) -> None:

@@ -43,7 +43,7 @@ _COUNTS, _TABLE = (types.Array(t, 2, "C") for t in (types.int64, _DOUBLE))
 _SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, _COUNTS, _TABLE, types.int64)
 _STATE = types.Array(_DOUBLE, 1, "A", readonly=True)
 _VALID, _LIVE = (types.Array(t, 1, "A", readonly=True) for t in (types.boolean, types.int64))
-_LAW = types.UniTuple(types.Array(_DOUBLE, 1, "C"), 4)(*[_STATE] * 7, _VALID, _LIVE, *[_DOUBLE] * 7)
+_PI_ROWS = _TABLE(*[_STATE] * 7, _VALID, _LIVE, *[_DOUBLE] * 7)
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -216,6 +216,7 @@ for shared in (
     softmax.surprisal_of,
     attainable,
     pi.clipped,
+    pi.law,
 ):
     register_jitable(shared)
 
@@ -224,7 +225,8 @@ for shared in (
 def _sample(
     row: Any, temperature: Any, uniform: Any, forced: Any, counts: Any, table: Any, at: Any
 ) -> None:
-    (peak, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
+    (highest, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
+    peak = np.float64(highest)
     total, mean, square, masses = tempered
     counts[:, at] = -1, 0
     table[:, at] = np.nan
@@ -233,13 +235,14 @@ def _sample(
     token = forced
     if forced < 0:
         token = softmax.quantile(row, masses, peak, temperature, uniform)
+    logit = np.float64(row[token])
     counts[0, at] = token
     counts[1, at] = row.size if np.isfinite(low) else np.count_nonzero(row > -np.inf)
     table[0, at] = softmax.entropy_of(total, mean)
     table[1, at] = softmax.varentropy_of(mean, square)
     table[2, at] = softmax.entropy_of(raw, raw_mean)
-    table[3, at] = softmax.surprisal_of(row[token], peak, temperature, math.log(total))
-    table[4, at] = softmax.surprisal_of(row[token], peak, 1.0, math.log(raw))
+    table[3, at] = softmax.surprisal_of(logit, peak, temperature, math.log(total))
+    table[4, at] = softmax.surprisal_of(logit, peak, 1.0, math.log(raw))
     table[5, at] = 0
 
 
@@ -262,4 +265,34 @@ def sample(
 
 
 quantile = _compiled(_QUANTILE)(softmax.quantile)
-pi_law = _compiled(_LAW)(pi.law)
+
+
+@_compiled(_PI_ROWS, error_model="numpy")
+def pi_rows(
+    log_temperature: Any,
+    entropy: Any,
+    varentropy: Any,
+    error: Any,
+    target: Any,
+    measured_entropy: Any,
+    measured_varentropy: Any,
+    valid: Any,
+    live: Any,
+    filter: Any,
+    kp: Any,
+    ki: Any,
+    low: Any,
+    high: Any,
+    least: Any,
+    most: Any,
+) -> Any:
+    """`pi.law` row by row, shape (4, rows); rows that are invalid or cannot be helped stay as they are."""
+    out = np.empty((4, log_temperature.size))
+    for row in range(log_temperature.size):
+        u, h, v, e = log_temperature[row], entropy[row], varentropy[row], error[row]
+        if valid[row] and attainable(target[row], live[row]):
+            measured = measured_entropy[row], measured_varentropy[row]
+            bounds = low, high, least, most
+            u, h, v, e = pi.law(u, h, v, e, target[row], *measured, filter, kp, ki, *bounds)
+        out[0, row], out[1, row], out[2, row], out[3, row] = u, h, v, e
+    return out

@@ -16,7 +16,8 @@ from test_softmax import oracle
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.estimators import FullEntropy
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measure import measure, sample
+from entropic_control.controllers.signals import reading
 from entropic_control.controllers.softmax import (
     GREEDY,
     Moments,
@@ -25,7 +26,7 @@ from entropic_control.controllers.softmax import (
     moments,
     raw_and_tempered,
 )
-from entropic_control.controllers.temperature import Command
+from entropic_control.controllers.temperature import Command, PITemperature, pi
 from entropic_control.controllers.truncation import NoTruncation
 
 pytest.importorskip("numba")
@@ -148,3 +149,54 @@ def test_numba_can_be_told_to_stay_out_of_it(setting: str, found: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.strip() == found
+
+
+signals = st.floats(0, 12)
+
+
+@given(
+    st.lists(st.tuples(signals, signals, st.booleans(), st.integers(0, 9)), min_size=1, max_size=5),
+    st.sampled_from(["varentropy", "none"]),
+    st.lists(signals, min_size=5, max_size=5),
+)
+def test_the_compiled_pi_law_is_the_law(
+    steps: list[tuple[float, float, bool, int]], schedule: Any, targets: list[float]
+) -> None:
+    """Bit for bit: whether a machine has numba must not show in a temperature."""
+    rows = len(targets)
+    controller = PITemperature(schedule=schedule, kp=0.7, ki=0.2, bounds=(0.3, 1.5))
+    fast = slow = controller.init(rows)._replace(target=np.array(targets))
+    for entropy, varentropy, valid, live in steps:
+        h = entropy + 0.1 * np.arange(rows)
+        seen = reading(h, varentropy, live=live)
+        seen = seen._replace(valid=np.arange(rows) > 0 if not valid else np.ones(rows, np.bool_))
+        assert pi._double(fast, seen)
+        fast_out, fast = controller.update(fast, seen)
+        # Counts of another type are left to numpy.
+        slow_out, slow = controller.update(slow, seen._replace(live=seen.live.astype(np.int32)))
+        np.testing.assert_array_equal(fast_out, slow_out)
+        for one, other in zip(fast, slow, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@given(st.data(), st.floats(1e-3, 5), st.floats(0, 1, exclude_max=True), st.booleans())
+def test_a_sample_is_what_measuring_and_drawing_give(
+    data: st.DataObject, temperature: float, uniform: float, force: bool
+) -> None:
+    batch = [data.draw(rows()) for _ in range(3)]
+    batch[1] = np.where(np.arange(batch[1].size) == 0, np.nan, batch[1]).astype(np.float32)
+    forced = [int(row.size - 1) if force else -1 for row in batch]
+    command = Command(np.full(3, temperature))
+    parts = (command, FullEntropy(), NoTruncation())
+    tokens, seen = sample(batch, *parts, [uniform] * 3, forced)
+    expected, wanted = sample([strided(row) for row in batch], *parts, [uniform] * 3, forced)
+    assert tokens[1] == expected[1] == -1
+    assert tokens[0::2] == forced[0::2] if force else np.isfinite(batch[0][tokens[0]])
+    for name in ("entropy", "varentropy", "raw_entropy", "realized_entropy", "lower", "upper"):
+        column, other = getattr(seen, name), getattr(wanted, name)
+        assert_allclose(column, other, atol=3e-4, rtol=1e-4, err_msg=name)
+    for name in ("live", "valid", "tail_mass", "temperature", "distribution"):
+        np.testing.assert_array_equal(getattr(seen, name), getattr(wanted, name), name)
+    if tokens == expected:  # or a tie of rounding told them apart
+        for name in ("surprisal", "raw_surprisal"):
+            assert_allclose(getattr(seen, name), getattr(wanted, name), atol=1e-4, rtol=1e-4)

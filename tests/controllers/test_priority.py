@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from entropic_control.controllers import (
     ShortestRemaining,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.priority import Candidates, FlowState, Limits, Plan, fall
+from entropic_control.controllers.priority import Candidates, FlowState, Limits, Plan, fall, fallen
 from entropic_control.controllers.signals import reading
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -355,7 +355,10 @@ def test_flow_is_the_filtered_fall_of_the_raw_entropy() -> None:
 
 def test_entropic_time_counts_falls_only() -> None:
     entropies = np.array([np.nan, 3.0, 1.0, 2.5, 0.5])
-    assert_allclose(fall(entropies[:-1], entropies[1:]).sum(), 2.0 + 2.0)
+    falls = fall(entropies[:-1], entropies[1:])
+    assert falls.tolist() == [0.0, 2.0, 0.0, 2.0]
+    assert [fallen(before, now) for before, now in pairwise(entropies.tolist())] == falls.tolist()
+    assert fallen(1.0, np.nan) == fall(np.array(1.0), np.array(np.nan)) == 0
 
 
 def test_impossible_parameters_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from entropic_control.controllers.priority.base import Candidates, Cost, Limits, Plan, Priority
 from entropic_control.controllers.priority.entropic import EntropicPriority
-from entropic_control.controllers.priority.flow import FlowState, fall
+from entropic_control.controllers.priority.flow import FlowState, fall, fallen
 from entropic_control.controllers.priority.rivals import (
     FirstCome,
     RoundRobin,
@@ -21,4 +21,5 @@ __all__ = [
     "RoundRobin",
     "ShortestRemaining",
     "fall",
+    "fallen",
 ]

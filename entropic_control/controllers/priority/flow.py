@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from entropic_control.controllers.base import Array, Linear
 from entropic_control.controllers.estimators import floored
@@ -27,10 +26,14 @@ def flow_init(rows: int, prior: float, dtype: Any = np.float64) -> FlowState:
     return FlowState(np.full(rows, np.nan, dtype), np.full(rows, prior, dtype))
 
 
-def fall(before: ArrayLike, now: ArrayLike) -> Array:
+def fall(before: Array, now: Array) -> Array:
     """Entropic time of one step, d(tau) = max(H[t-1] - H[t], 0), nats; 0 where either is unknown."""
-    falls: Array = np.fmax(np.subtract(before, now), 0.0)  # of NaN and 0 it takes 0
-    return falls
+    return np.asarray(np.fmax(before - now, 0.0))  # of NaN and 0 it takes 0
+
+
+def fallen(before: float, now: float) -> float:
+    """`fall` of one sequence."""
+    return max(0.0, before - now)  # of 0 and NaN it takes 0
 
 
 def flow_update(state: FlowState, reading: Reading, filter: float, floor: float) -> FlowState:

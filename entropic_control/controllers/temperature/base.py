@@ -88,13 +88,13 @@ class TemperatureController(Controller):
         target = self.targets(state)
         if target is None:
             return np.ones(np.shape(live), np.bool_)
-        return attainable(target, live)
+        return np.asarray(attainable(target, live))
 
     def saturated(self, state: Any) -> Array:
         """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
         return np.zeros(rows_of(state), np.intp)
 
 
-def attainable(target: Array, live: Array) -> Array:
+def attainable(target: Any, live: Any) -> Any:
     """Whether a distribution over `live` tokens can have the entropy: it is in (0, ln n)."""
-    return np.asarray(target < np.log(np.maximum(live, 1)))
+    return target < np.log(np.maximum(live, 1))

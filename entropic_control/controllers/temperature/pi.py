@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.softmax import loaded_compiled
+from entropic_control.controllers.state import choose
 from entropic_control.controllers.temperature.base import (
     Command,
     TemperatureController,
-    attainable,
 )
 
 
@@ -112,23 +112,22 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
+        gains = (self.filter, self.kp, self.ki, *self.log_bounds, *self._divisor_bounds)
         fast = loaded_compiled() if _double(state, reading) else None
-        own = fast.pi_law if fast is not None else law
-        u, h, v, error = own(
-            *state,
-            reading.entropy,
-            reading.varentropy,
-            reading.valid,
-            reading.live,
-            self.filter,
-            self.kp,
-            self.ki,
-            *self.log_bounds,
-            *self._divisor_bounds,
-        )
-        new = PIState(u, h, v, error, state.target)
-        if fast is None:
-            new = _like(new, state)
+        if fast is not None:
+            u, h, v, error = fast.pi_rows(
+                *state,
+                reading.entropy,
+                reading.varentropy,
+                reading.valid,
+                reading.live,
+                *gains,
+            )
+            new = PIState(u, h, v, error, state.target)
+        else:
+            moved = law(*state, reading.entropy, reading.varentropy, *gains)
+            informative = reading.valid & self.feasible(state, reading.live)
+            new = choose(informative, _like(PIState(*moved, state.target), state), state)
         return np.exp(new.log_temperature), new
 
     @property
@@ -137,7 +136,7 @@ class PITemperature(TemperatureController):
 
     def divisor(self, varentropy: Array) -> Array:
         """What the error is divided by, given the filtered varentropy, nats^2 (1 unscheduled)."""
-        return clipped(varentropy, *self._divisor_bounds)
+        return np.asarray(clipped(varentropy, *self._divisor_bounds))
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
         """State: deviations of (F[H], u), the last error being a function of F[H]."""
@@ -170,15 +169,13 @@ class PITemperature(TemperatureController):
 
 
 def law(
-    log_temperature: Array,
-    entropy: Array,
-    varentropy: Array,
-    error: Array,
-    target: Array,
-    measured_entropy: Array,
-    measured_varentropy: Array,
-    valid: Array,
-    live: Array,
+    log_temperature: Any,
+    entropy: Any,
+    varentropy: Any,
+    error: Any,
+    target: Any,
+    measured_entropy: Any,
+    measured_varentropy: Any,
     filter: float,
     kp: float,
     ki: float,
@@ -186,14 +183,14 @@ def law(
     high: float,
     least: float,
     most: float,
-) -> tuple[Array, Array, Array, Array]:
-    """One step of `PITemperature`, in terms that numba compiles too: `PIState` without its target.
+) -> tuple[Any, Any, Any, Any]:
+    """One step of `PITemperature`: `PIState` without its target. Of rows, or compiled of one.
 
     Parameters
     ----------
-    log_temperature, entropy, varentropy, error, target : array, shape (rows,)
+    log_temperature, entropy, varentropy, error, target
         `PIState`.
-    measured_entropy, measured_varentropy, valid, live : array, shape (rows,)
+    measured_entropy, measured_varentropy
         Of the `Reading`.
     filter, kp, ki : float
         Gains.
@@ -202,22 +199,16 @@ def law(
     least, most : float
         Bounds of the divisor, nats^2.
     """
-    informative = valid & attainable(target, live)
     h = entropy + filter * (measured_entropy - entropy)
     v = varentropy + filter * (measured_varentropy - varentropy)
     e = (target - h) / clipped(v, least, most)
     u = clipped(log_temperature + kp * (e - error) + ki * e, low, high)
-    return (
-        np.where(informative, u, log_temperature),
-        np.where(informative, h, entropy),
-        np.where(informative, v, varentropy),
-        np.where(informative, e, error),
-    )
+    return u, h, v, e
 
 
-def clipped(x: Array, low: float, high: float) -> Array:
+def clipped(x: Any, low: float, high: float) -> Any:
     """`x` within the bounds; np.clip takes four times as long on a few rows."""
-    return np.asarray(np.minimum(np.maximum(x, low), high))
+    return np.minimum(np.maximum(x, low), high)
 
 
 def _double(state: PIState, reading: Reading) -> bool:
