@@ -331,11 +331,9 @@ class Engine:
             self._resync(chosen[0][0], error, events)
             return [], 0.0
         rows = iter(forward.logits)
-        results = [
-            (work, chunk, list(islice(rows, chunk.outputs)), surprisal)
-            for (work, _), chunk, surprisal in zip(chosen, chunks, forward.surprisal, strict=True)
-        ]
-        for work, chunk, _, surprisal in results:
+        results: list[_Result] = []
+        for (work, _), chunk, surprisal in zip(chosen, chunks, forward.surprisal, strict=True):
+            results.append((work, chunk, list(islice(rows, chunk.outputs)), surprisal))
             work.longest_wait = max(work.longest_wait, self._step_number - work.served)
             work.served = self._step_number
             work.ledger.extend(len(chunk.tokens) - chunk.drafts)

@@ -27,46 +27,42 @@ class TextStream:
 
     def feed(self, piece: bytes) -> str:
         """Take the bytes of a token; returns the text that can be shown now."""
-        self._decode(piece, last=False)
-        return self._release(last=False)
+        return self._take(piece, last=False)
 
     def finish(self) -> str:
         """Returns the rest of the text."""
-        self._decode(b"", last=True)
-        return self._release(last=True)
+        return self._take(b"", last=True)
 
-    def _decode(self, piece: bytes, last: bool) -> None:
+    def _take(self, piece: bytes, last: bool) -> str:
         data = self._undecoded + piece
         text, used = codecs.utf_8_decode(data, "replace", last)
-        self._waiting += text
         self._undecoded = data[used:]
+        if self._stop:
+            text = self._before_stops(text, last)
+        self.text += text
+        return text
 
-    def _release(self, last: bool) -> str:
+    def _before_stops(self, text: str, last: bool) -> str:
+        """What can be shown of the waiting text and `text`; the rest waits."""
         if self.stopped:
             return ""
-        if not self._stop:
-            return self._show(len(self._waiting))
-        starts = ((self._waiting.find(text), text) for text in self._stop)
+        waiting = self._waiting + text
+        starts = ((waiting.find(text), text) for text in self._stop)
         found = [(at + len(text), at) for at, text in starts if at >= 0]
-        if found:
-            # The one that is complete first, so that it does not matter how the bytes were split.
-            self.stopped = True
-            return self._show(min(found)[1])
-        return self._show(len(self._waiting) - (0 if last else self._undecided()))
+        self.stopped = bool(found)
+        # The stop that is complete first, so that it does not matter how the bytes were split.
+        size = min(found)[1] if found else len(waiting) - (0 if last else self._undecided(waiting))
+        self._waiting = waiting[size:]
+        return waiting[:size]
 
-    def _show(self, size: int) -> str:
-        shown, self._waiting = self._waiting[:size], self._waiting[size:]
-        self.text += shown
-        return shown
-
-    def _undecided(self) -> int:
+    def _undecided(self, waiting: str) -> int:
         """Length of the longest end of the waiting text that begins a stop string."""
         return max(
             (
                 size
                 for text in self._stop
-                for size in range(1, min(len(text), len(self._waiting) + 1))
-                if self._waiting.endswith(text[:size])
+                for size in range(1, min(len(text), len(waiting) + 1))
+                if waiting.endswith(text[:size])
             ),
             default=0,
         )
