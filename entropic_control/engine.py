@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from entropic_control.errors import (
     RequestError,
 )
 from entropic_control.intake import Intake, rejected
-from entropic_control.loops import Loops
+from entropic_control.loops import Loops, Record
 from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
@@ -396,8 +396,9 @@ class Engine:
                 row[self.backend.ends] = -np.inf
         sampled = self._loops.step(works, [row for _, row in rows])
         now = self.backend.now()
-        columns = self._loops.columns(works, sampled, step=self._step_number, time=now)
-        self.trace.tokens.append(len(works), columns)
+        accounts = [(w.number, len(w.tokens), w.ledger.cells, w.tau) for w in works]
+        record = Record(self._step_number, now, accounts, sampled)
+        self.trace.tokens.append(len(works), self._loops.columns, record)
         tau = 0.0
         reading = sampled.reading
         rows_of = zip(
@@ -478,23 +479,20 @@ class Engine:
         weights = self.backend.cost.weights
         self.backend.cost.observe(shape, engine_seconds)
         seated = [w.ledger.cells for w in self._live if w.slot is not None]
-        self.trace.steps.append(
-            1,
-            partial(
-                _step_columns,
-                shape,
-                weights,
-                self._step_number,
-                clock,
-                engine_seconds,
-                self.backend.now() - clock,
-                sum(seated),
-                len(self._live) - len(seated),
-                tau,
-                accepted,
-                reason,
-            ),
+        record = _StepRecord(
+            self._step_number,
+            clock,
+            shape,
+            weights,
+            engine_seconds,
+            self.backend.now() - clock,
+            sum(seated),
+            len(self._live) - len(seated),
+            tau,
+            accepted,
+            reason,
         )
+        self.trace.steps.append(1, _step_columns, record)
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -531,32 +529,28 @@ class _Turn:
         self._lock.release()
 
 
-def _step_columns(
-    shape: Shape,
-    weights: Array,
-    step: int,
-    clock: float,
-    engine_seconds: float,
-    seconds: float,
-    cells: int,
-    waiting: int,
-    tau: float,
-    accepted: int,
-    reason: str,
-) -> dict[str, Any]:
-    return {
-        **shape._asdict(),
-        "step": step,
-        "time": clock,
-        "predicted": shape.seconds(weights),
-        "forward": engine_seconds,
-        "seconds": seconds,
-        "cells": cells,
-        "waiting": waiting,
-        "tau": tau,
-        "accepted": accepted,
-        "reason": reason,
-    }
+class _StepRecord(NamedTuple):
+    step: int
+    time: float
+    shape: Shape
+    weights: Array
+    """Of the cost model, when the step was planned."""
+    forward: float
+    seconds: float
+    cells: int
+    waiting: int
+    tau: float
+    accepted: int
+    reason: str
+
+
+def _step_columns(records: Sequence[_StepRecord]) -> dict[str, Any]:
+    columns: dict[str, Any] = dict(
+        zip(_StepRecord._fields, zip(*records, strict=True), strict=True)
+    )
+    shapes, weights = columns.pop("shape"), columns.pop("weights")
+    columns["predicted"] = [shape.seconds(own) for shape, own in zip(shapes, weights, strict=True)]
+    return columns | dict(zip(Shape._fields, zip(*shapes, strict=True), strict=True))
 
 
 def _kept(logits: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from entropic_control.controllers.measure import sample, truncated_before
 from entropic_control.controllers.priority import fallen
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import Together
+from entropic_control.controllers.state import Together, stack
 from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
 from entropic_control.numerals import Numerals
@@ -24,6 +25,20 @@ from entropic_control.sequence import Sequence as Work
 
 _TOGETHER = 64
 """Readings that the priority and pruning loops take in together, if nobody looks at them before."""
+
+_READ = (
+    "entropy",
+    "varentropy",
+    "raw_entropy",
+    "realized_entropy",
+    "lower",
+    "upper",
+    "tail_mass",
+    "live",
+    "surprisal",
+    "raw_surprisal",
+)
+"""What the trace takes from a reading."""
 
 
 class Sampled(NamedTuple):
@@ -40,6 +55,16 @@ class Sampled(NamedTuple):
     """The temperature states after the step."""
     passed: list[float]
     """Entropic time of the step, nats."""
+
+
+class Record(NamedTuple):
+    """A step that drew tokens, as the trace wants it."""
+
+    step: int
+    time: float
+    accounts: list[tuple[int, int, int, float]]
+    """Number, tokens, cells and entropic time of each sequence, before the step's tokens count."""
+    sampled: Sampled
 
 
 class Loops:
@@ -132,14 +157,14 @@ class Loops:
         run by the dozen from warm caches.
         """
         unread, self._unread = self._unread, deque()
-        while unread:
-            works, reading = unread.popleft()
-            count = len(works)
-            _, priority = self.config.priority.update(self.flows(works), reading)
+        for works, group in groupby(unread, key=itemgetter(0)):
+            priority = self.flows(works)
             pruning = self._prunings.stack([work.pruning for work in works])
-            prunable, pruning = self.config.pruning.update(pruning, reading)
-            priorities = self._priorities.split(priority, count)
-            prunings = self._prunings.split(pruning, count)
+            for _, reading in group:
+                _, priority = self.config.priority.update(priority, reading)
+                prunable, pruning = self.config.pruning.update(pruning, reading)
+            priorities = self._priorities.split(priority, len(works))
+            prunings = self._prunings.split(pruning, len(works))
             for row, work in enumerate(works):
                 work.priority, work.pruning = priorities[row], prunings[row]
                 work.prunable = bool(prunable[row])
@@ -168,42 +193,29 @@ class Loops:
             return temperature.command(state)
         return temperature.command(state, truncated_before(logits, self.config.truncation))
 
-    def columns(
-        self, works: Sequence[Work], sampled: Sampled, **others: Any
-    ) -> Callable[[], dict[str, Any]]:
-        """Makes the trace columns of a step, as they are before its tokens are accounted."""
-        accounts = [(w.number, len(w.tokens), w.ledger.cells, w.tau) for w in works]
-        return partial(self._columns, sampled, accounts, others)
-
-    def _columns(
-        self,
-        sampled: Sampled,
-        accounts: list[tuple[int, int, int, float]],
-        others: dict[str, Any],
-    ) -> dict[str, Any]:
-        temperature, reading = self.config.temperature, sampled.reading
-        targets = temperature.targets(sampled.state)
-        request, token, cells, tau = zip(*accounts, strict=True)
+    def columns(self, records: Sequence[Record]) -> dict[str, Any]:
+        """The trace columns of some steps."""
+        steps, times, accounts, sampled = zip(*records, strict=True)
+        counts = [len(rows) for rows in accounts]
+        request, token, cells, tau = zip(*chain.from_iterable(accounts), strict=True)
+        state = stack([s.state for s in sampled])
+        reading = {
+            name: np.concatenate([getattr(s.reading, name) for s in sampled]) for name in _READ
+        }
+        temperature = self.config.temperature
+        targets = temperature.targets(state)
         return {
-            **others,
+            "step": np.repeat(steps, counts),
+            "time": np.repeat(times, counts),
             "request": request,
             "token": token,
-            "token_id": sampled.tokens,
-            "temperature": sampled.command.temperature,
-            "commanded": sampled.commanded,
-            "entropy": reading.entropy,
-            "varentropy": reading.varentropy,
-            "raw_entropy": reading.raw_entropy,
-            "realized_entropy": reading.realized_entropy,
-            "lower": reading.lower,
-            "upper": reading.upper,
-            "tail_mass": reading.tail_mass,
-            "live": reading.live,
-            "surprisal": reading.surprisal,
-            "raw_surprisal": reading.raw_surprisal,
+            "token_id": list(chain.from_iterable(s.tokens for s in sampled)),
+            "temperature": np.concatenate([s.command.temperature for s in sampled]),
+            "commanded": np.concatenate([s.commanded for s in sampled]),
+            **reading,
             "target": np.nan if targets is None else targets,
-            "saturated": temperature.saturated(sampled.state),
-            "feasible": temperature.feasible(sampled.state, reading.live),
+            "saturated": temperature.saturated(state),
+            "feasible": temperature.feasible(state, reading["live"]),
             "cells": cells,
-            "tau": np.add(tau, sampled.passed),
+            "tau": np.add(tau, list(chain.from_iterable(s.passed for s in sampled))),
         }

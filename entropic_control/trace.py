@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +66,10 @@ STEP_COLUMNS: dict[str, str] = {
 whole step, both in seconds."""
 
 _TOGETHER = 64
-"""Appended rows that are written together."""
+"""Records that are written together."""
+
+Maker = Callable[[list[Any]], Mapping[str, Any]]
+"""Gives the columns of some records: arrays as long as their rows together, or scalars."""
 
 
 class Table:
@@ -74,19 +78,19 @@ class Table:
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._columns = {name: np.zeros(1024, dtype) for name, dtype in columns.items()}
         self._size = 0
-        self._written = 0
-        self._unwritten: deque[tuple[int, Callable[[], Mapping[str, Any]]]] = deque()
+        self._unwritten: list[tuple[int, Maker, Any]] = []
 
     def __len__(self) -> int:
         return self._size
 
-    def append(self, rows: int, values: Callable[[], Mapping[str, Any]]) -> None:
-        """Add `rows` rows; `values` gives an array of that length, or a scalar, for each column.
+    def append(self, rows: int, maker: Maker, record: Any) -> None:
+        """Add `rows` rows of a record.
 
-        It is asked later, when the table is read or many rows wait: after a decode, which leaves nothing
-        of this in the processor's caches, to write a row at once took four times as long.
+        They are written later, when the table is read or many records wait: `maker` gets a list of them and
+        gives each column's values. After a decode, which leaves nothing of this in the processor's caches,
+        to write every record at once took ten times as long.
         """
-        self._unwritten.append((rows, values))
+        self._unwritten.append((rows, maker, record))
         self._size += rows
         if len(self._unwritten) >= _TOGETHER:
             self._write()
@@ -95,13 +99,15 @@ class Table:
         while self._size > len(next(iter(self._columns.values()))):
             for name, column in self._columns.items():
                 self._columns[name] = np.concatenate([column, np.zeros_like(column)])
-        while self._unwritten:
-            rows, values = self._unwritten[0]
-            given, stop = values(), self._written + rows
+        start = self._size - sum(rows for rows, _, _ in self._unwritten)
+        for maker, group in groupby(self._unwritten, key=itemgetter(1)):
+            entries = list(group)
+            values = maker([record for _, _, record in entries])
+            stop = start + sum(rows for rows, _, _ in entries)
             for name, column in self._columns.items():
-                column[self._written : stop] = given[name]
-            self._written = stop
-            self._unwritten.popleft()
+                column[start:stop] = values[name]
+            start = stop
+        self._unwritten = []
 
     def __getitem__(self, name: str) -> Array:
         self._write()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,17 @@ def traced(**parts: Any) -> Trace:
     return engine.trace
 
 
-@given(st.lists(st.integers(0, 3000), max_size=6))
+def written(records: list[list[int]]) -> dict[str, Any]:
+    return {"x": [x for record in records for x in record], "y": 0.5}
+
+
+@given(st.lists(st.integers(0, 3000), max_size=6) | st.lists(st.integers(0, 9), max_size=200))
 def test_a_table_holds_what_was_appended(sizes: list[int]) -> None:
     table = Table({"x": "i8", "y": "f8"})
     expected: list[int] = []
     for size in sizes:
         rows = list(range(len(expected), len(expected) + size))
-        table.append(size, partial(dict, x=rows, y=0.5))
+        table.append(size, written, rows)
         expected += rows
     assert len(table) == len(expected)
     assert table["x"].tolist() == expected
@@ -46,7 +49,7 @@ def test_a_table_holds_what_was_appended(sizes: list[int]) -> None:
 
 def test_a_row_without_one_of_the_columns_is_a_mistake() -> None:
     table = Table({"x": "i8", "y": "f8"})
-    table.append(1, partial(dict, x=1))
+    table.append(1, lambda records: {"x": records}, 1)
     with pytest.raises(KeyError):
         table.columns()
 
