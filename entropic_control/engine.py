@@ -218,7 +218,7 @@ class Engine:
         self._await_arrival()
         clock = self.backend.now()
         events: list[Event] = []
-        self._admit(events)
+        self._admit(clock, events)
         if not self._live:
             return events
         seating = self._schedule(events)
@@ -247,8 +247,7 @@ class Engine:
         if not self._live and self._coming:
             self.backend.sleep(max(self._coming[0].arrived - self.backend.now(), 0.0))
 
-    def _admit(self, events: list[Event]) -> None:
-        now = self.backend.now()
+    def _admit(self, now: float, events: list[Event]) -> None:
         while self._coming and self._coming[0].arrived <= now:
             work = self._coming.pop(0)
             work.served = self._step_number
