@@ -247,7 +247,7 @@ def _whole_rows(
 ) -> tuple[list[int], Reading] | None:
     """`sample` where nothing is cut or estimated, compiled; None if that cannot be."""
     temperatures = command.temperature.tolist()
-    if command.max_surprisal is not None or min(temperatures) <= GREEDY:
+    if command.max_surprisal is not None or min(temperatures, default=1.0) <= GREEDY:
         return None
     counts = np.empty((2, len(logits)), np.int64)
     table = np.empty((6, len(logits)))

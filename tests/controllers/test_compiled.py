@@ -170,10 +170,11 @@ def test_the_compiled_pi_law_is_the_law(
         h = entropy + 0.1 * np.arange(rows)
         seen = reading(h, varentropy, live=live)
         seen = seen._replace(valid=np.arange(rows) > 0 if not valid else np.ones(rows, np.bool_))
-        assert pi._double(fast, seen)
+        assert pi._compiled(fast, seen, (0.1, 0.7, 0.2, -1.0, 0.3, 0.5, 9.0)) is not None
         fast_out, fast = controller.update(fast, seen)
-        # Counts of another type are left to numpy.
-        slow_out, slow = controller.update(slow, seen._replace(live=seen.live.astype(np.int32)))
+        other = seen._replace(live=seen.live.astype(np.int32))
+        assert pi._compiled(slow, other, (0.1, 0.7, 0.2, -1.0, 0.3, 0.5, 9.0)) is None
+        slow_out, slow = controller.update(slow, other)
         np.testing.assert_array_equal(fast_out, slow_out)
         for one, other in zip(fast, slow, strict=True):
             np.testing.assert_array_equal(one, other)

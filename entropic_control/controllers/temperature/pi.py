@@ -113,21 +113,12 @@ class PITemperature(TemperatureController):
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
         gains = (self.filter, self.kp, self.ki, *self.log_bounds, *self._divisor_bounds)
-        fast = loaded_compiled() if _double(state, reading) else None
-        if fast is not None:
-            u, h, v, error = fast.pi_rows(
-                *state,
-                reading.entropy,
-                reading.varentropy,
-                reading.valid,
-                reading.live,
-                *gains,
-            )
-            new = PIState(u, h, v, error, state.target)
-        else:
-            moved = law(*state, reading.entropy, reading.varentropy, *gains)
+        new = _compiled(state, reading, gains)
+        if new is None:
+            u, h, v, error = law(*state, reading.entropy, reading.varentropy, *gains)
             informative = reading.valid & self.feasible(state, reading.live)
-            new = choose(informative, _like(PIState(*moved, state.target), state), state)
+            moved = PIState(u, h, v, error, state.target)
+            new = choose(informative, _like(moved, state), state)
         return np.exp(new.log_temperature), new
 
     @property
@@ -211,13 +202,18 @@ def clipped(x: Any, low: float, high: float) -> Any:
     return np.minimum(np.maximum(x, low), high)
 
 
-def _double(state: PIState, reading: Reading) -> bool:
-    """Whether the arrays are of the types that the law is compiled for."""
-    return (
-        state.log_temperature.dtype == np.float64
-        and reading.entropy.dtype == np.float64
-        and reading.live.dtype == np.int64
-    )
+def _compiled(state: PIState, reading: Reading, gains: tuple[float, ...]) -> PIState | None:
+    """The state after a reading, by the compiled law; None without numba, or if a type is not its."""
+    fast = loaded_compiled()
+    if fast is None:
+        return None
+    h, v, valid, live = reading.entropy, reading.varentropy, reading.valid, reading.live
+    try:
+        moved = fast.pi_rows(*state, h, v, valid, live, *gains)
+    except TypeError:
+        return None
+    u, filtered, slope, error = moved
+    return PIState(u, filtered, slope, error, state.target)
 
 
 def _like(new: PIState, old: PIState) -> PIState:
