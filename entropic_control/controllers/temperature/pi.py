@@ -112,8 +112,9 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
-        gains = (self.filter, self.kp, self.ki, *self.log_bounds, *self._divisor_bounds)
-        new = _compiled(state, reading, gains)
+        gains = (self.filter, self.kp, self.ki, *self.log_bounds, *self.divisor_bounds)
+        # A subclass may change what is feasible.
+        new = _compiled(state, reading, gains) if type(self) is PITemperature else None
         if new is None:
             u, h, v, error = law(*state, reading.entropy, reading.varentropy, *gains)
             informative = reading.valid & self.feasible(state, reading.live)
@@ -122,12 +123,13 @@ class PITemperature(TemperatureController):
         return np.exp(new.log_temperature), new
 
     @property
-    def _divisor_bounds(self) -> tuple[float, float]:
+    def divisor_bounds(self) -> tuple[float, float]:
+        """Between which the filtered varentropy divides the error, nats^2."""
         return (1.0, 1.0) if self.schedule == "none" else (self.v_min, math.inf)
 
     def divisor(self, varentropy: Array) -> Array:
         """What the error is divided by, given the filtered varentropy, nats^2 (1 unscheduled)."""
-        return np.asarray(clipped(varentropy, *self._divisor_bounds))
+        return np.asarray(clipped(varentropy, *self.divisor_bounds))
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
         """State: deviations of (F[H], u), the last error being a function of F[H]."""
