@@ -118,6 +118,7 @@ class Engine:
     def adopt(self, work: Work) -> None:
         """Queue a sequence that was at work in another engine."""
         with self._turn:
+            self._loops.adopt(work)
             self._queue(work)
 
     def _queue(self, work: Work) -> None:

@@ -95,7 +95,7 @@ class Loops:
         work.temperature = self.config.temperature.init(1, **work.request.temperature)
         if self._dry_run and not self.config.temperature.reads_logits:
             work.start = float(self.config.temperature.command(work.temperature).temperature[0])
-        work.catch_up = self._catch_up
+        self.adopt(work)
         work.priority = self.config.priority.init(1)
         work.pruning = self.config.pruning.init(1)
         work.speculation = self.config.speculation.init(1)
@@ -104,6 +104,11 @@ class Loops:
             numbers = self._numerals.among(work.prompt)
             work.survey = self.config.pruning.survey(work.prompt, length, numbers)
             work.ledger.record(0, work.survey.estimate)
+
+    def adopt(self, work: Work) -> None:
+        """From now on these loops keep the sequence's states up to date."""
+        work.catch_up()
+        work.catch_up = self._catch_up
 
     def flows(self, works: Sequence[Work]) -> Any:
         """The priority states of sequences, in one."""

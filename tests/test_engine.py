@@ -287,6 +287,35 @@ def states_of(work: Any) -> list[Any]:
     return [work.temperature, work.priority, work.pruning]
 
 
+def test_the_states_are_the_same_whenever_somebody_looks() -> None:
+    """A lone sequence's priority and pruning states are brought up to date when they are looked at."""
+    looked, left = simulated(), simulated()
+    for engine in (looked, left):
+        engine.submit(Request(prompt=ids(20), max_tokens=150))
+    while not looked.idle:
+        for engine in (looked, left):
+            engine.step()
+        states_of((looked.unfinished or looked.done)[0])
+    for one, other in zip(states_of(looked.done[0]), states_of(left.done[0]), strict=True):
+        for mine, yours in zip(leaves(one), leaves(other), strict=True):
+            np.testing.assert_array_equal(mine, yours)
+    assert leaves(looked.done[0].priority)[1] != looked.config.priority.init(1).flow
+
+
+def test_a_sequence_that_moves_to_another_engine_leaves_nothing_unread() -> None:
+    first, second = simulated(), simulated()
+    first.submit(Request(prompt=ids(20), max_tokens=50))
+    for _ in range(10):
+        first.step()
+    work = first.unfinished[0]
+    fresh = leaves(first.config.priority.init(1))
+    second.adopt(work)
+    assert [leaf.tolist() for leaf in leaves(work.__dict__["_priority"])] != [
+        leaf.tolist() for leaf in fresh
+    ]
+    assert work.catch_up == second._loops._catch_up
+
+
 def leaves(state: Any) -> list[Any]:
     found: list[Any] = []
     map_leaves(found.append, state)
