@@ -214,7 +214,7 @@ _loaded: list[ModuleType | None] = []
 def load_compiled() -> ModuleType | None:
     """The module of compiled passes, or None without numba.
 
-    Loading it takes 0.6 s and 150 MB, and 3 s when the machine code is not in numba's cache yet; so it is
+    Loading it takes 0.6 s and 150 MB, and 5 s when the machine code is not in numba's cache yet; so it is
     called where a model is opened, and is not part of a step.
     """
     if not _loaded:

@@ -31,7 +31,8 @@ def test_host_and_device_agree() -> None:
     for name in ("entropy", "varentropy", "raw_entropy"):
         np.testing.assert_allclose(getattr(device, name), getattr(host, name), rtol=1e-4)
     plain = _on_host(logits.numpy(), temperature, False)
-    np.testing.assert_array_equal(plain[0], host.entropy)
+    # Not bit for bit: compiled, the pass over one temperature adds up in another order than that over two.
+    np.testing.assert_allclose(plain[0], host.entropy, rtol=1e-6)
     assert np.isnan(plain[2]).all()
     assert np.isnan(_on_device(logits, temperature, False)[2].numpy()).all()
 
