@@ -25,7 +25,6 @@ from entropic_control.controllers import (
 )
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.temperature import Command
 from entropic_control.sequence import Sequence as Work
 
 _CUTS: dict[type[Truncation], str] = {TopK: "k", TopP: "p", MinP: "p"}
@@ -61,10 +60,9 @@ class DeviceDraw:
 
     def __call__(
         self, works: Sequence[Work], logits: Sequence[Any], state: Any
-    ) -> tuple[list[int], Reading, Command, Array, Any]:
-        """Tokens, readings, the command in force, the next temperature, and the states after."""
+    ) -> tuple[list[int], Reading, Array, Any]:
+        """Tokens, readings, the next temperature, and the states after."""
         temperature, truncation = self._config.temperature, self._config.truncation
-        command = temperature.command(state)
         controlled = isinstance(temperature, PITemperature)
         field = _CUTS.get(type(truncation))
         drawn = self._backend.draw(
@@ -72,7 +70,7 @@ class DeviceDraw:
             Draw(
                 seeds=[work.seed for work in works],
                 steps=[len(work.tokens) for work in works],
-                temperature=command.temperature,
+                temperature=temperature.command(state).temperature,
                 gains=temperature if controlled else None,
                 state=np.stack(state) if controlled else None,
                 cut=None if field is None else (truncation.kind, getattr(truncation, field)),
@@ -85,7 +83,7 @@ class DeviceDraw:
             dtype = state[0].dtype
             state = type(state)(*drawn.state.astype(dtype, copy=False))
             commanded = temperature.command(state).temperature
-        return drawn.tokens, drawn.reading, command, commanded, state
+        return drawn.tokens, drawn.reading, commanded, state
 
     @staticmethod
     def fetched(logits: Sequence[Any]) -> list[Array]:

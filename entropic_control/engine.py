@@ -292,12 +292,10 @@ class Engine:
         return seating
 
     def _plan(self, live: Sequence[Work]) -> tuple[list[Share], str]:
-        if len(live) == 1:
-            tokens = max(live[0].prompt_left, 1)
-            return [
-                (live[0], min(tokens, self.backend.capabilities.step_tokens))
-            ], "nothing else to do"
         limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
+        if len(live) == 1:
+            tokens = min(max(live[0].prompt_left, 1), limits.step_tokens)
+            return [(live[0], tokens)], "nothing else to do"
         plan = self._order.plan(
             self._loops.flows(live), self._candidates(live), self.backend.cost, limits
         )
@@ -457,6 +455,7 @@ class Engine:
     # -- record -----------------------------------------------------------------------------------
 
     def _prune(self) -> None:
+        # Asked of a short one, the controller would first have to be brought up to date.
         least = self.config.pruning.min_tokens
         for work in [w for w in self._live if w.ledger.length >= least]:
             if self.dry_run:

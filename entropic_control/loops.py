@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import chain, groupby
 from operator import itemgetter
@@ -22,22 +21,12 @@ from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
 from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
+from entropic_control.trace import TOKEN_COLUMNS
 
 _TOGETHER = 64
 """Readings that the priority and pruning loops take in together, if nobody looks at them before."""
 
-_READ = (
-    "entropy",
-    "varentropy",
-    "raw_entropy",
-    "realized_entropy",
-    "lower",
-    "upper",
-    "tail_mass",
-    "live",
-    "surprisal",
-    "raw_surprisal",
-)
+_READ = [name for name in TOKEN_COLUMNS if name in Reading._fields]
 """What the trace takes from a reading."""
 
 
@@ -47,8 +36,6 @@ class Sampled(NamedTuple):
     tokens: list[int]
     """Token ids; -1 where the row was no distribution."""
     reading: Reading
-    command: Command
-    """What the tokens were drawn under."""
     commanded: Array
     """The temperature for the next step."""
     state: Any
@@ -86,7 +73,7 @@ class Loops:
         self._dry_run = dry_run
         self._temperatures, self._priorities = Together(), Together()
         self._prunings, self._guesses = Together(), Together()
-        self._unread: deque[tuple[Sequence[Work], Reading]] = deque()
+        self._unread: list[tuple[Sequence[Work], Reading]] = []
         self._numerals = Numerals(backend.piece)
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
@@ -140,7 +127,7 @@ class Loops:
             logits = self._device.fetched(logits)  # the kernel always draws
         elif self._device is not None:
             draw = self._device
-        tokens, reading, command, commanded, state = draw(works, logits, state)
+        tokens, reading, commanded, state = draw(works, logits, state)
         for work, own in zip(works, self._temperatures.split(state, count), strict=True):
             work.temperature = own
         self._unread.append((works, reading))
@@ -153,7 +140,7 @@ class Loops:
                 work.speculation = one
         entropies = zip(works, reading.raw_entropy.tolist(), strict=True)
         passed = [fallen(work.raw_entropy, entropy) for work, entropy in entropies]
-        return Sampled(tokens, reading, command, commanded, state, passed)
+        return Sampled(tokens, reading, commanded, state, passed)
 
     def _catch_up(self) -> None:
         """Show the priority and pruning loops what was measured since they were last looked at.
@@ -161,7 +148,7 @@ class Loops:
         A sequence that runs alone is not ranked, and a short one is not pruned: their updates wait, and
         run by the dozen from warm caches.
         """
-        unread, self._unread = self._unread, deque()
+        unread, self._unread = self._unread, []
         for works, group in groupby(unread, key=itemgetter(0)):
             priority = self.flows(works)
             pruning = self._prunings.stack([work.pruning for work in works])
@@ -176,7 +163,7 @@ class Loops:
 
     def _draw(
         self, works: Sequence[Work], logits: list[Array], state: Any
-    ) -> tuple[list[int], Reading, Command, Array, Any]:
+    ) -> tuple[list[int], Reading, Array, Any]:
         config = self.config
         command = self._command(works, state, logits)
         tokens, reading = sample(
@@ -188,7 +175,7 @@ class Loops:
             [work.forced for work in works],
         )
         commanded, state = config.temperature.update(state, reading)
-        return tokens, reading, command, commanded, state
+        return tokens, reading, commanded, state
 
     def _command(self, works: Sequence[Work], state: Any, logits: list[Array]) -> Command:
         temperature = self.config.temperature
@@ -215,7 +202,6 @@ class Loops:
             "request": request,
             "token": token,
             "token_id": list(chain.from_iterable(s.tokens for s in sampled)),
-            "temperature": np.concatenate([s.command.temperature for s in sampled]),
             "commanded": np.concatenate([s.commanded for s in sampled]),
             **reading,
             "target": np.nan if targets is None else targets,

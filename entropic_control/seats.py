@@ -63,10 +63,8 @@ class Seats:
         """
         shares, needs, seats = list(plan), 0, 0
         for work, tokens in plan:
-            needs += tokens
-            if work.slot is None:
-                needs += work.ledger.cells
-                seats += 1
+            needs += self._missing(work, tokens)
+            seats += work.slot is None
         if needs > self._backend.room() or seats > self.free:
             first, wanted = plan[0]
             gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)

@@ -151,6 +151,7 @@ class LlamaCpp:
         self._extent = [0] * config.slots
         self._length = [0] * config.slots
         self._pieces: dict[int, bytes] = {}
+        self._ending: dict[int, bool] = {}
         # The buffer moves rarely, and making a view of it costs as much as a draw.
         self._table = lru_cache(maxsize=64)(self._view)
         load_compiled()
@@ -240,16 +241,14 @@ class LlamaCpp:
         return self._pieces[token]
 
     def is_end(self, token: int) -> bool:
-        return token in self._ends
+        if token not in self._ending:
+            self._ending[token] = bool(self._api.llama_vocab_is_eog(self._vocab, token))
+        return self._ending[token]
 
     @cached_property
     def ends(self) -> Array:
-        return np.array(sorted(self._ends), np.int64)
-
-    @cached_property
-    def _ends(self) -> frozenset[int]:
-        ask = self._api.llama_vocab_is_eog
-        return frozenset(i for i in range(self.capabilities.vocab) if ask(self._vocab, i))
+        ids = (i for i in range(self.capabilities.vocab) if self.is_end(i))
+        return np.fromiter(ids, np.int64)
 
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         for chunk in chunks:

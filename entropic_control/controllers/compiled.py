@@ -43,7 +43,7 @@ _COUNTS, _TABLE = (types.Array(t, 2, "C") for t in (types.int64, _DOUBLE))
 _SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, _COUNTS, _TABLE, types.int64)
 _STATE = types.Array(_DOUBLE, 1, "A", readonly=True)
 _VALID, _LIVE = (types.Array(t, 1, "A", readonly=True) for t in (types.boolean, types.int64))
-_PI_ROWS = _TABLE(*[_STATE] * 7, _VALID, _LIVE, *[_DOUBLE] * 7)
+_PI_ROWS = _TABLE(*[_STATE] * 7, _VALID, _LIVE, types.UniTuple(_DOUBLE, 7))
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -235,15 +235,14 @@ def _sample(
     token = forced
     if forced < 0:
         token = softmax.quantile(row, masses, peak, temperature, uniform)
-    logit = np.float64(row[token])
+    logit, log_norm, raw_log_norm = np.float64(row[token]), math.log(total), math.log(raw)
     counts[0, at] = token
     counts[1, at] = row.size if np.isfinite(low) else np.count_nonzero(row > -np.inf)
-    table[0, at] = softmax.entropy_of(total, mean)
+    table[0, at] = softmax.entropy_of(log_norm, mean)
     table[1, at] = softmax.varentropy_of(mean, square)
-    table[2, at] = softmax.entropy_of(raw, raw_mean)
-    table[3, at] = softmax.surprisal_of(logit, peak, temperature, math.log(total))
-    table[4, at] = softmax.surprisal_of(logit, peak, 1.0, math.log(raw))
-    table[5, at] = 0
+    table[2, at] = softmax.entropy_of(raw_log_norm, raw_mean)
+    table[3, at] = softmax.surprisal_of(logit, peak, temperature, log_norm)
+    table[4, at] = softmax.surprisal_of(logit, peak, 1.0, raw_log_norm)
 
 
 def sample(
@@ -258,8 +257,8 @@ def sample(
     """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
 
     Column `at` of `counts`, shape (2, rows), int64, gets the token (-1 if the row is no distribution) and
-    the live tokens; of `table`, shape (6, rows), float64: H and V, H at T = 1, -ln p of the token at the
-    temperature and at 1, and the mass outside of what was seen, which is none.
+    the live tokens; of `table`, shape (5, rows), float64: H and V, H at T = 1, and -ln p of the token at
+    the temperature and at 1.
     """
     _sample(_whole_blocks(row), temperature, uniform, forced, counts, table, at)
 
@@ -278,13 +277,7 @@ def pi_rows(
     measured_varentropy: Any,
     valid: Any,
     live: Any,
-    filter: Any,
-    kp: Any,
-    ki: Any,
-    low: Any,
-    high: Any,
-    least: Any,
-    most: Any,
+    gains: Any,
 ) -> Any:
     """`pi.law` row by row, shape (4, rows); rows that are invalid or cannot be helped stay as they are."""
     out = np.empty((4, log_temperature.size))
@@ -292,7 +285,6 @@ def pi_rows(
         u, h, v, e = log_temperature[row], entropy[row], varentropy[row], error[row]
         if valid[row] and attainable(target[row], live[row]):
             measured = measured_entropy[row], measured_varentropy[row]
-            bounds = low, high, least, most
-            u, h, v, e = pi.law(u, h, v, e, target[row], *measured, filter, kp, ki, *bounds)
+            u, h, v, e = pi.law(u, h, v, e, target[row], *measured, *gains)
         out[0, row], out[1, row], out[2, row], out[3, row] = u, h, v, e
     return out

@@ -9,7 +9,7 @@ import numpy as np
 
 from entropic_control.controllers.base import Array, Rows
 from entropic_control.controllers.estimators import Estimator, FullEntropy
-from entropic_control.controllers.signals import Distribution, Reading
+from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import (
     GREEDY,
     Moments,
@@ -250,7 +250,7 @@ def _whole_rows(
     if command.max_surprisal is not None or min(temperatures, default=1.0) <= GREEDY:
         return None
     counts = np.empty((2, len(logits)), np.int64)
-    table = np.empty((6, len(logits)))
+    table = np.empty((5, len(logits)))
     rows = zip(logits, temperatures, uniforms, forced, strict=True)
     for at, (row, temperature, uniform, given) in enumerate(rows):
         fast = compiled_for(row)
@@ -258,20 +258,16 @@ def _whole_rows(
             return None
         fast.sample(row, temperature, uniform, given, counts, table, at)
     tokens, live = counts
-    entropy, varentropy, raw, surprisal, raw_surprisal, unseen = table
-    reading = Reading(
-        entropy=entropy,
-        varentropy=varentropy,
-        raw_entropy=raw,
-        lower=entropy,
-        upper=entropy,
-        tail_mass=unseen,
-        live=live,
-        realized_entropy=entropy,
+    entropy, varentropy, raw, surprisal, raw_surprisal = table
+    reading = whole_row_reading(
+        entropy,
+        varentropy,
+        raw,
+        live,
+        command.temperature,
+        live > 0,
         surprisal=surprisal,
         raw_surprisal=raw_surprisal,
-        temperature=command.temperature.astype(np.float64, copy=False),
-        valid=live > 0,
     )
     return tokens.tolist(), reading
 

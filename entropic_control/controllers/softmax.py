@@ -187,20 +187,21 @@ def _moments(
     ends: Extremes, temperature: float, total: float, mean: float, square: float, blocks: Array
 ) -> Moments:
     """From the sum of w, E[y] and E[y^2], which is NaN where the varentropy is not wanted."""
+    log_norm = math.log(total)
     return Moments(
         ends.peak,
         ends.live,
-        math.log(total),
-        entropy_of(total, mean),
+        log_norm,
+        entropy_of(log_norm, mean),
         varentropy_of(mean, square),
         blocks,
         temperature,
     )
 
 
-def entropy_of(total: float, mean: float) -> float:
+def entropy_of(log_norm: float, mean: float) -> float:
     """ln s - E[y], nats; not below zero, where rounding could put a certain row."""
-    return max(math.log(total) - mean, 0.0)
+    return max(log_norm - mean, 0.0)
 
 
 def varentropy_of(mean: float, square: float) -> float:

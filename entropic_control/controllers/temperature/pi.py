@@ -13,10 +13,7 @@ from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.softmax import loaded_compiled
 from entropic_control.controllers.state import choose
-from entropic_control.controllers.temperature.base import (
-    Command,
-    TemperatureController,
-)
+from entropic_control.controllers.temperature.base import Command, TemperatureController
 
 
 class PIState(NamedTuple):
@@ -211,7 +208,7 @@ def _compiled(state: PIState, reading: Reading, gains: tuple[float, ...]) -> PIS
         return None
     h, v, valid, live = reading.entropy, reading.varentropy, reading.valid, reading.live
     try:
-        moved = fast.pi_rows(*state, h, v, valid, live, *gains)
+        moved = fast.pi_rows(*state, h, v, valid, live, gains)
     except TypeError:
         return None
     u, filtered, slope, error = moved
