@@ -225,18 +225,12 @@ class Engine:
         seating = self._schedule(events)
         if not seating.shares:
             return events
-        for work in self._seats.gather(seating.shares):
-            self._note("moved", work, slot=work.slot)
-        # In the order of slots: llama.cpp takes neighbouring streams through in one pass, and a batch in
-        # any other order in several.
-        shares = sorted(seating.shares, key=lambda share: share[0].slot or 0)
+        shares = seating.shares if len(seating.shares) == 1 else self._side_by_side(seating.shares)
         if self._speculator is not None:
             self._speculator.propose(shares)
         results, engine_seconds = self._forward(shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
-        drawn = len(self.trace.tokens)
-        tau = self._sample(results, events)
-        accepted = len(self.trace.tokens) - drawn - sum(chunk.sample for _, chunk, _, _ in results)
+        tau, accepted = self._sample(results, events)
         self._prune()
         self._record_step(clock, shape, engine_seconds, tau, accepted, seating.reason)
         self._step_number += 1
@@ -291,11 +285,19 @@ class Engine:
             self._fail(work, error, events)
         return seating
 
+    def _side_by_side(self, shares: list[Share]) -> list[Share]:
+        """The shares in the order of their slots, the rows that decode brought together."""
+        for work in self._seats.gather(shares):
+            self._note("moved", work, slot=work.slot)
+        # In the order of slots: llama.cpp takes neighbouring streams through in one pass, and a batch in
+        # any other order in several.
+        return sorted(shares, key=lambda share: share[0].slot or 0)
+
     def _plan(self, live: Sequence[Work]) -> tuple[list[Share], str]:
-        limits = Limits(self._seats.free, self.backend.capabilities.step_tokens)
+        most = self.backend.capabilities.step_tokens
         if len(live) == 1:
-            tokens = min(max(live[0].prompt_left, 1), limits.step_tokens)
-            return [(live[0], tokens)], "nothing else to do"
+            return [(live[0], min(max(live[0].prompt_left, 1), most))], "nothing else to do"
+        limits = Limits(self._seats.free, most)
         plan = self._order.plan(
             self._loops.flows(live), self._candidates(live), self.backend.cost, limits
         )
@@ -376,15 +378,26 @@ class Engine:
 
     # -- sample -----------------------------------------------------------------------------------
 
-    def _sample(self, results: Sequence[_Result], events: list[Event]) -> float:
-        """Draw the tokens of a step. Returns the entropic time that passed, nats."""
-        runs = [(work, logits) for work, _, logits, _ in results if logits]
+    def _sample(self, results: Sequence[_Result], events: list[Event]) -> tuple[float, int]:
+        """Draw the tokens of a step.
+
+        Returns
+        -------
+        tau : float
+            The entropic time that passed, nats.
+        accepted : int
+            Tokens that came of guesses.
+        """
         if self._speculator is None:
-            return self._draw([(work, logits[0]) for work, logits in runs], events) if runs else 0.0
+            rows = [(work, logits[0]) for work, _, logits, _ in results if logits]
+            return (self._draw(rows, events) if rows else 0.0), 0
+        runs = [(work, logits) for work, _, logits, _ in results if logits]
+        drawn = len(self.trace.tokens)
         tau = self._speculator.verify(runs, lambda rows: self._draw(rows, events))
+        accepted = len(self.trace.tokens) - drawn - len(runs)
         for work, error in self._speculator.take_back(work for work, _ in runs):
             self._resync(work, error, events)
-        return tau
+        return tau, accepted
 
     def _draw(self, rows: list[Row], events: list[Event]) -> float:
         """Draw one token for each row. Returns the entropic time that passed, nats."""
@@ -440,6 +453,7 @@ class Engine:
         work.reason = reason
         work.finished = self.backend.now()
         self._seats.leave(work)
+        self._loops.leave()
         work.swapped = None
         (self._live if work in self._live else self._coming).remove(work)
         self.done.append(work)

@@ -47,8 +47,9 @@ class Ledger:
         begun, first = self.length // self.size, -(-self.length // self.size)
         self.length += tokens
         stop = -(-self.length // self.size)
-        self._held[first:stop] = True
-        self.blocks += stop - first
+        if stop > first:
+            self._held[first:stop] = True
+            self.blocks += stop - first
         if begun < first and not self._held[begun]:
             self._held[begun] = True
             self.blocks += 1

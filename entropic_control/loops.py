@@ -23,7 +23,7 @@ from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import TOKEN_COLUMNS
 
-_TOGETHER = 64
+_TOGETHER = 512
 """Readings that the priority and pruning loops take in together, if nobody looks at them before."""
 
 _READ = [name for name in TOKEN_COLUMNS if name in Reading._fields]
@@ -74,6 +74,9 @@ class Loops:
         self._temperatures, self._priorities = Together(), Together()
         self._prunings, self._guesses = Together(), Together()
         self._unread: list[tuple[Sequence[Work], Reading]] = []
+        self._gains = config.temperature.compiled_gains
+        self._next: tuple[Any, Command] | None = None
+        """The last state, and what it commands."""
         self._numerals = Numerals(backend.piece)
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
@@ -142,6 +145,14 @@ class Loops:
         passed = [fallen(work.raw_entropy, entropy) for work, entropy in entropies]
         return Sampled(tokens, reading, commanded, state, passed)
 
+    def leave(self) -> None:
+        """The sequence has finished: nobody looks at its states any more."""
+        self._unread = [
+            (works, reading)
+            for works, reading in self._unread
+            if any(one.reason is None for one in works)
+        ]
+
     def _catch_up(self) -> None:
         """Show the priority and pruning loops what was measured since they were last looked at.
 
@@ -166,21 +177,28 @@ class Loops:
     ) -> tuple[list[int], Reading, Array, Any]:
         config = self.config
         command = self._command(works, state, logits)
-        tokens, reading = sample(
+        tokens, reading, moved = sample(
             logits,
             command,
             config.estimator,
             config.truncation,
             [uniform(work.seed, len(work.tokens)) for work in works],
             [work.forced for work in works],
+            None if self._gains is None else (state, self._gains),
         )
-        commanded, state = config.temperature.update(state, reading)
+        if moved is None:
+            commanded, state = config.temperature.update(state, reading)
+        else:
+            state, command = self._next = moved, config.temperature.command(moved)
+            commanded = command.temperature
         return tokens, reading, commanded, state
 
     def _command(self, works: Sequence[Work], state: Any, logits: list[Array]) -> Command:
         temperature = self.config.temperature
         if self._dry_run:
             return Command(np.array([work.start for work in works]))
+        if self._next is not None and state is self._next[0]:
+            return self._next[1]
         if not temperature.reads_logits:
             return temperature.command(state)
         return temperature.command(state, truncated_before(logits, self.config.truncation))

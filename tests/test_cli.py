@@ -272,6 +272,19 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 # -- bench ------------------------------------------------------------------------------------------
 
 
+def test_bench_overhead_gives_a_ratio_for_each_batch(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--set", "backend.slots=8", "--set", "backend.context=512"]
+    assert main(["bench", "overhead", config, *settings, "--repeats", "3", "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert set(results) == {"1", "8"}
+    for figures in results.values():
+        assert figures["ratio"] == sorted(figures["ratios"])[1]
+    assert main(["bench", "overhead", config, "--set", "backend.can_swap=false"]) == 2
+    assert "cannot put a sequence back" in capsys.readouterr().err
+
+
 def test_bench_demo_compares_both_arms(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

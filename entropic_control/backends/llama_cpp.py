@@ -145,7 +145,7 @@ class LlamaCpp:
         self.cost = CostModel(
             Weights(*(scale * w for w in (4.7e-3, 5.8e-3, 3e-6, 4.7e-3, 5e-7, 1.2e-3)))
         )
-        self._batch = _Batch(api, max(config.step_tokens, config.slots))
+        self._batch = _Batch(api, max(config.step_tokens, config.slots), self.capabilities.context)
         self._held = np.zeros((config.slots, self.capabilities.context + 1), np.bool_)
         self._used = [0] * config.slots
         self._extent = [0] * config.slots
@@ -153,7 +153,7 @@ class LlamaCpp:
         self._pieces: dict[int, bytes] = {}
         self._ending: dict[int, bool] = {}
         # The buffer moves rarely, and making a view of it costs as much as a draw.
-        self._table = lru_cache(maxsize=64)(self._view)
+        self._rows = lru_cache(maxsize=64)(self._view)
         load_compiled()
 
     def _open(self, path: str) -> None:
@@ -253,8 +253,7 @@ class LlamaCpp:
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         for chunk in chunks:
             self._check(chunk)
-        outputs = self._batch.fill(chunks)
-        self._check_tokens()
+        outputs = self._batch.fill(chunks, self.capabilities.vocab)
         began = time.perf_counter()
         code = int(self._api.llama_decode(self._context, self._batch.struct))
         seconds = time.perf_counter() - began
@@ -283,13 +282,6 @@ class LlamaCpp:
                 1, f"slot {chunk.slot} would pass its context of {self.capabilities.context}"
             )
 
-    def _check_tokens(self) -> None:
-        tokens = self._batch.tokens[: self._batch.struct.n_tokens]
-        unknown = (tokens < 0) | (tokens >= self.capabilities.vocab)
-        if unknown.any():
-            slot = self._batch.sequences[unknown.argmax()]
-            raise DecodeError(-1, f"slot {slot} was given a token outside the vocabulary")
-
     def _collect(
         self, chunks: Sequence[Chunk], outputs: int
     ) -> tuple[list[Array], list[Array | None]]:
@@ -298,7 +290,7 @@ class LlamaCpp:
         if not outputs:
             return [], [None] * len(chunks)
         first = self._api.llama_get_logits(self._context)
-        table = self._table(ctypes.addressof(first.contents), outputs)
+        table, rows = self._rows(ctypes.addressof(first.contents), outputs)
         row = 0
         for chunk in chunks:
             if chunk.following is None:
@@ -309,7 +301,7 @@ class LlamaCpp:
                 nats = surprisals(table[row : row + len(asked)], chunk.following[asked])
                 surprisal.append(chunk.answered(nats))
                 row += len(chunk.wanted)
-            logits.extend(table[row - chunk.outputs : row])
+            logits += rows[row - chunk.outputs : row]
         return logits, surprisal
 
     @property
@@ -328,11 +320,12 @@ class LlamaCpp:
             weight_bytes=int(api.llama_model_size(model)),
         )
 
-    def _view(self, address: int, rows: int) -> Array:
-        """llama.cpp's output buffer as an array, shape (rows, vocab)."""
+    def _view(self, address: int, rows: int) -> tuple[Array, list[Array]]:
+        """llama.cpp's output buffer as an array, shape (rows, vocab), and row by row."""
         vocab = self.capabilities.vocab
         buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
-        return np.ctypeslib.as_array(buffer).reshape(rows, vocab)
+        table = np.ctypeslib.as_array(buffer).reshape(rows, vocab)
+        return table, list(table)
 
     def evict(self, slot: int, start: int, stop: int) -> bool:
         if not self.capabilities.can_evict:
@@ -422,8 +415,10 @@ class LlamaCpp:
 class _Batch:
     """One llama_batch over numpy memory, so that filling it costs no Python per token."""
 
-    def __init__(self, api: ModuleType, size: int) -> None:
+    def __init__(self, api: ModuleType, size: int, context: int) -> None:
         self.tokens = np.zeros(size, np.int32)
+        self._unsigned = self.tokens.view(np.uint32)  # where a negative one is larger than any
+        self._numbers = np.arange(context, dtype=np.int32)
         self.positions = np.zeros(size, np.int32)
         self.counts = np.ones(size, np.int32)
         self.sequences = np.zeros(size, np.int32)
@@ -442,21 +437,29 @@ class _Batch:
             logits=self.outputs.ctypes.data_as(fields["logits"]),
         )
 
-    def fill(self, chunks: Sequence[Chunk]) -> int:
+    def fill(self, chunks: Sequence[Chunk], vocab: int) -> int:
         """Lay the chunks out; returns how many rows of logits they ask for."""
-        at = 0
+        at = wanted = 0
         for chunk in chunks:
             stop = at + len(chunk.tokens)
             if stop > len(self.tokens):
                 raise DecodeError(-1, f"a step holds at most {len(self.tokens)} tokens")
             self.tokens[at:stop] = chunk.tokens
-            self.positions[at:stop] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+            self.positions[at:stop] = self._numbers[chunk.start : chunk.start + stop - at]
             self.sequences[at:stop] = chunk.slot
             self.outputs[at:stop] = 0
-            self.outputs[at + chunk.wanted] = 1
+            if chunk.following is None:
+                self.outputs[stop - chunk.outputs : stop] = 1
+                wanted += chunk.outputs
+            else:
+                self.outputs[at + chunk.wanted] = 1
+                wanted += len(chunk.wanted)
             at = stop
+        if at and np.maximum.reduce(self._unsigned[:at]) >= vocab:
+            slot = self.sequences[self._unsigned[:at].argmax()]
+            raise DecodeError(-1, f"slot {slot} was given a token outside the vocabulary")
         self.struct.n_tokens = at
-        return int(np.count_nonzero(self.outputs[:at]))
+        return wanted
 
 
 def _positions(data: bytes | memoryview) -> Array:

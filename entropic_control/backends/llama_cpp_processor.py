@@ -153,7 +153,7 @@ class EntropicSampler(list["EntropicSampler"]):
         row = np.array(scores, np.float32)
         command = loop.command([row])
         count = int(loop.counts[0])
-        (token,), reading = sample(
+        (token,), reading, _ = sample(
             [row],
             command,
             loop.parts.estimator,

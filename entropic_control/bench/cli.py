@@ -34,7 +34,7 @@ def add_commands(commands: Any) -> None:
         "overhead", help="the engine against a bare decode loop", description=_overhead.__doc__
     )
     overhead.add_argument("config", nargs="?", help="configuration; the defaults without one")
-    overhead.add_argument("--repeats", type=int, default=3, help="paired runs")
+    overhead.add_argument("--repeats", type=int, default=12, help="paired runs")
     add_shared(overhead)
     overhead.set_defaults(run=_overhead)
 
@@ -112,8 +112,10 @@ def _pairs_table(label: str, rival: str, results: dict[str, Any]) -> Table:
 def _overhead(args: argparse.Namespace) -> int:
     """Tokens per second of the engine with all loops on over a bare decode and argmax loop."""
     from entropic_control.bench.overhead import run_overhead
+    from entropic_control.progress import progress_bar
 
-    results = run_overhead(config_of(args), repeats=args.repeats)
+    with progress_bar(args.json) as bar:
+        results = run_overhead(config_of(args), bar, repeats=args.repeats)
     if args.json:
         print(json.dumps(results, indent=2))
         return 0

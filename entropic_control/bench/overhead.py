@@ -3,78 +3,126 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import numpy as np
+from rich.progress import Progress
 
 from entropic_control.backends.base import Backend, Chunk
-from entropic_control.bench.pairs import paired
+from entropic_control.bench.pairs import compared
 from entropic_control.bench.prompts import SHORT
 from entropic_control.config import Config
 from entropic_control.engine import Engine
+from entropic_control.errors import CapabilityError
 from entropic_control.request import Request
+from entropic_control.sequence import Sequence as Work
+
+_CONTEXT = 256
+"""Tokens in the middle of a run."""
+
+_TURN = 16
+"""Steps that an arm takes before the other's turn."""
 
 
-def bare(backend: Backend, prompts: list[Any], tokens: int) -> float:
-    """Tokens per second of the least a decode loop can be: forward, argmax."""
-    rows = [backend.encode(prompt) for prompt in prompts]
-    firsts = [Chunk(slot, 0, row, True) for slot, row in enumerate(rows)]
-    next_tokens = [int(backend.forward([chunk]).logits[0].argmax()) for chunk in firsts]
-    lengths = [len(row) for row in rows]
-    began = time.perf_counter()
-    for _ in range(tokens):
-        chunks = [
-            Chunk(slot, lengths[slot], np.array([token], np.int32), True)
-            for slot, token in enumerate(next_tokens)
-        ]
-        next_tokens = [int(row.argmax()) for row in backend.forward(chunks).logits]
-        lengths = [length + 1 for length in lengths]
-    seconds = time.perf_counter() - began
-    for slot in range(len(rows)):
-        backend.release(slot)
-    return tokens * len(rows) / seconds
+def bare(backend: Backend, works: list[Work]) -> tuple[int, float]:
+    """Tokens and seconds of one turn of the least that a decode loop can be, forward and argmax.
 
-
-def controlled(config: Config, backend: Backend, prompts: list[Any], tokens: int) -> float:
-    """Tokens per second of the engine on the same work, over the steps that decode every row.
-
-    Like the bare loop it goes on past the end token. To mask that token instead, by `min_tokens`,
-    costs a tenth of a millisecond a row, which is not the price of the loops.
+    It goes on from where the sequences are, in their slots, and leaves them as they were: so both arms
+    decode at the same place in the same memory.
     """
-    engine = Engine(config, backend)
-    works = [
-        Request(prompt=prompt, max_tokens=tokens + 1, ignore_eos=True, seed=n)
-        for n, prompt in enumerate(prompts)
-    ]
-    engine.submit_all(works)
-    seconds = []
-    while not engine.idle:
-        began = time.perf_counter()
+    places = [(work.slot or 0, work.ledger.length) for work in works]
+    tokens = [work.tokens[-1] for work in works]
+    held = [(slot, backend.save(slot)) for slot, _ in places]
+    began = time.perf_counter()
+    for _ in range(_TURN):
+        chunks = [
+            Chunk(slot, length, np.array([token], np.int32), True)
+            for (slot, length), token in zip(places, tokens, strict=True)
+        ]
+        tokens = [int(row.argmax()) for row in backend.forward(chunks).logits]
+        places = [(slot, length + 1) for slot, length in places]
+    seconds = time.perf_counter() - began
+    for slot, data in held:
+        backend.restore(slot, data)
+    return _TURN * len(works), seconds
+
+
+def controlled(engine: Engine) -> tuple[int, float]:
+    """Tokens and seconds of one turn of the engine."""
+    drawn = len(engine.trace.tokens)
+    began = time.perf_counter()
+    for _ in range(_TURN):
         engine.step()
-        seconds.append(time.perf_counter() - began)
-    steps = engine.trace.steps
-    full = (steps["rows"] == len(prompts)) & (steps["prompt_tokens"] == 0)
-    done = steps["rows"] + steps["accepted"]
-    return float(done[full].sum() / np.array(seconds)[full].sum())
+    seconds = time.perf_counter() - began
+    return len(engine.trace.tokens) - drawn, seconds
 
 
 def run_overhead(
-    config: Config, *, batches: tuple[int, ...] = (1, 8), tokens: int = 400, repeats: int = 3
+    config: Config,
+    bar: Progress,
+    *,
+    batches: tuple[int, ...] = (1, 8),
+    tokens: int = 128,
+    repeats: int,
 ) -> dict[str, Any]:
-    """The ratio of the two, by batch size, over contexts of 40 to 440 tokens; the arms alternate."""
+    """The tokens per second of both and their ratio, by batch size, for those that have slots.
+
+    Each repeat decodes `tokens` tokens a row about a context of 256, the arms taking turns of 16 steps,
+    because the machine's own pace changes within seconds by more than what is measured. Turns of a
+    single step would put the other arm's decode between any two of an arm's own, and its code further
+    out of the processor's caches than it ever is in use.
+
+    Raises
+    ------
+    CapabilityError
+        If the backend cannot put a sequence back as it was.
+    """
     backend = config.backend.open()
+    able = backend.capabilities
+    batches = tuple(batch for batch in batches if batch <= able.slots)
     results: dict[str, Any] = {}
     try:
-        filler = " ".join(SHORT) + " "
-        prompts = [filler * 2 + SHORT[n % len(SHORT)] for n in range(backend.capabilities.slots)]
-        for batch in batches:
-            results[str(batch)] = paired(
-                "bare",
-                partial(bare, backend, prompts[:batch], tokens),
-                partial(controlled, config, backend, prompts[:batch], tokens),
-                repeats,
+        if not able.can_swap:
+            raise CapabilityError(
+                f"backend {able.name!r} cannot put a sequence back as it was, and both "
+                "arms decode the same ones: choose another backend"
             )
+        task = bar.add_task("decoding", total=2 * repeats * tokens * sum(batches))
+        size = min(_CONTEXT, able.context // 2) - tokens // 2
+        prompts = [
+            backend.encode(" ".join([SHORT[n % len(SHORT)], *SHORT * 4]))[:size]
+            for n in range(max(batches))
+        ]
+        for batch in batches:
+            runs = []
+            for first in range(repeats):
+                runs.append(_run(Engine(config, backend), prompts[:batch], tokens, first))
+                bar.advance(task, 2 * tokens * batch)
+                bar.refresh()
+            results[str(batch)] = compared("bare", runs)
     finally:
         backend.close()
     return results
+
+
+def _run(engine: Engine, prompts: list[Any], tokens: int, first: int) -> tuple[float, float]:
+    """Tokens per second of the bare loop and of the engine; who goes first takes turns.
+
+    Like the bare loop the engine goes on past the end token. To mask that token instead, by `min_tokens`,
+    costs a tenth of a millisecond a row, which is not the price of the loops.
+    """
+    engine.submit_all(
+        Request(prompt=prompt, max_tokens=tokens + len(prompts) + 2, ignore_eos=True, seed=n)
+        for n, prompt in enumerate(prompts)
+    )
+    while any(work.prompt_left for work in engine.unfinished):
+        engine.step()
+    backend = engine.backend
+    turns = np.zeros((2, tokens // _TURN, 2))
+    for turn in range(tokens // _TURN):
+        for arm in (0, 1) if (first + turn) % 2 else (1, 0):
+            turns[arm, turn] = controlled(engine) if arm else bare(backend, engine.unfinished)
+    while not engine.idle:
+        engine.step()
+    (bare_tokens, bare_seconds), (tokens_drawn, seconds) = turns.sum(axis=1).tolist()
+    return bare_tokens / bare_seconds, tokens_drawn / seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -31,6 +31,11 @@ def paired(
             first, second = rival(), engine()
         pairs.append((first, second))
         done()
+    return compared(name, pairs)
+
+
+def compared(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """What `paired` returns, of the tokens per second of a rival and of the engine in each pair."""
     return {
         f"{name}_tokens_per_second": median(first for first, _ in pairs),
         "engine_tokens_per_second": median(second for _, second in pairs),

@@ -23,7 +23,7 @@ from entropic_control.controllers import softmax
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import BLOCK
 from entropic_control.controllers.temperature import pi
-from entropic_control.controllers.temperature.base import attainable
+from entropic_control.controllers.temperature.base import Law, attainable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,10 +40,10 @@ _SUM, _SUM_OF_SQUARES = (types.Tuple([_DOUBLE] * n + [_MASSES]) for n in (2, 3))
 _WALK = _SUM_OF_SQUARES(_ROW, _SINGLE, _DOUBLE)
 _WALK_BOTH = types.Tuple([types.UniTuple(_SINGLE, 2), _SUM, _SUM_OF_SQUARES])(_ROW, _DOUBLE)
 _COUNTS, _TABLE = (types.Array(t, 2, "C") for t in (types.int64, _DOUBLE))
-_SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, _COUNTS, _TABLE, types.int64)
-_STATE = types.Array(_DOUBLE, 1, "A", readonly=True)
-_VALID, _LIVE = (types.Array(t, 1, "A", readonly=True) for t in (types.boolean, types.int64))
-_PI_ROWS = _TABLE(*[_STATE] * 7, _VALID, _LIVE, types.UniTuple(_DOUBLE, 7))
+_FLAGS = types.Array(types.boolean, 1, "C")
+_SAMPLE = types.void(_ROW, _DOUBLE, _DOUBLE, types.int64, _COUNTS, _FLAGS, _TABLE, types.int64)
+_STATE = types.UniTuple(types.Array(_DOUBLE, 1, "A", readonly=True), 5)
+_CONTROL = types.void(*_SAMPLE.args, _STATE, types.UniTuple(_DOUBLE, 7))
 _QUANTILE = types.int64(_ROW, _ROW, _DOUBLE, _DOUBLE, _DOUBLE)
 
 _ZERO = np.float32(0)
@@ -223,14 +223,22 @@ for shared in (
 
 @_compiled(_SAMPLE, error_model="numpy")
 def _sample(
-    row: Any, temperature: Any, uniform: Any, forced: Any, counts: Any, table: Any, at: Any
+    row: Any,
+    temperature: Any,
+    uniform: Any,
+    forced: Any,
+    counts: Any,
+    valid: Any,
+    table: Any,
+    at: Any,
 ) -> None:
     (highest, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
     peak = np.float64(highest)
     total, mean, square, masses = tempered
     counts[:, at] = -1, 0
     table[:, at] = np.nan
-    if not np.isfinite(peak) or np.isnan(low):
+    valid[at] = np.isfinite(peak) and not np.isnan(low)
+    if not valid[at]:
         return
     token = forced
     if forced < 0:
@@ -243,6 +251,7 @@ def _sample(
     table[2, at] = softmax.entropy_of(raw_log_norm, raw_mean)
     table[3, at] = softmax.surprisal_of(logit, peak, temperature, log_norm)
     table[4, at] = softmax.surprisal_of(logit, peak, 1.0, raw_log_norm)
+    table[5, at] = 0
 
 
 def sample(
@@ -251,40 +260,70 @@ def sample(
     uniform: float,
     forced: int,
     counts: Array,
+    valid: Array,
     table: Array,
     at: int,
 ) -> None:
     """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
 
     Column `at` of `counts`, shape (2, rows), int64, gets the token (-1 if the row is no distribution) and
-    the live tokens; of `table`, shape (5, rows), float64: H and V, H at T = 1, and -ln p of the token at
-    the temperature and at 1.
+    the live tokens; of `valid`, shape (rows,), bool, whether it is; of `table`, shape (6, rows), float64:
+    H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass it did not see.
     """
-    _sample(_whole_blocks(row), temperature, uniform, forced, counts, table, at)
+    _sample(_whole_blocks(row), temperature, uniform, forced, counts, valid, table, at)
 
 
 quantile = _compiled(_QUANTILE)(softmax.quantile)
 
 
-@_compiled(_PI_ROWS, error_model="numpy")
-def pi_rows(
-    log_temperature: Any,
-    entropy: Any,
-    varentropy: Any,
-    error: Any,
-    target: Any,
-    measured_entropy: Any,
-    measured_varentropy: Any,
+@_compiled(_CONTROL, error_model="numpy")
+def _control(
+    row: Any,
+    temperature: Any,
+    uniform: Any,
+    forced: Any,
+    counts: Any,
     valid: Any,
-    live: Any,
+    table: Any,
+    at: Any,
+    state: Any,
     gains: Any,
-) -> Any:
-    """`pi.law` row by row, shape (4, rows); rows that are invalid or cannot be helped stay as they are."""
-    out = np.empty((4, log_temperature.size))
-    for row in range(log_temperature.size):
-        u, h, v, e = log_temperature[row], entropy[row], varentropy[row], error[row]
-        if valid[row] and attainable(target[row], live[row]):
-            measured = measured_entropy[row], measured_varentropy[row]
-            u, h, v, e = pi.law(u, h, v, e, target[row], *measured, *gains)
-        out[0, row], out[1, row], out[2, row], out[3, row] = u, h, v, e
-    return out
+) -> None:
+    _sample(row, temperature, uniform, forced, counts, valid, table, at)
+    log_temperature, entropy, varentropy, error, target = state
+    now = log_temperature[at], entropy[at], varentropy[at], error[at]
+    if valid[at] and attainable(target[at], counts[1, at]):
+        now = pi.law(*now, target[at], table[0, at], table[1, at], *gains)
+    table[6, at], table[7, at], table[8, at], table[9, at] = now
+    table[10, at] = target[at]
+
+
+def control(
+    row: Array,
+    temperature: float,
+    uniform: float,
+    forced: int,
+    counts: Array,
+    valid: Array,
+    table: Array,
+    at: int,
+    law: Law,
+) -> None:
+    """`sample`, and `pi.law` on the row's state.
+
+    Column `at` of `table`, shape (11, rows), gets the state after it besides; that of a row which is
+    invalid or cannot be helped stays as it is.
+    """
+    state, gains = law
+    _control(
+        _whole_blocks(row),
+        temperature,
+        uniform,
+        forced,
+        counts,
+        valid,
+        table,
+        at,
+        tuple(state),
+        gains,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from entropic_control.controllers.softmax import (
     surprisal,
     working_precision,
 )
-from entropic_control.controllers.temperature.base import Command
+from entropic_control.controllers.temperature.base import Command, Law
 from entropic_control.controllers.truncation import NoTruncation, Truncation, within_surprisal
 
 
@@ -212,7 +212,8 @@ def sample(
     truncation: Truncation,
     uniforms: Sequence[float],
     forced: Sequence[int],
-) -> tuple[list[int], Reading]:
+    law: Law | None = None,
+) -> tuple[list[int], Reading, Any]:
     """`measure` a step's distributions, and draw its tokens.
 
     Parameters
@@ -221,6 +222,8 @@ def sample(
         The quantile in [0, 1) at which each row's token is drawn.
     forced : sequence of int
         The token that each row gets instead; negative for none.
+    law : Law, optional
+        Of the temperature controller, to update it in the same pass if that can be.
 
     Returns
     -------
@@ -228,9 +231,11 @@ def sample(
         -1 where the row is no distribution.
     reading : Reading
         With the tokens' surprisals.
+    state
+        After the `law`; None if it is still to be updated.
     """
     if type(truncation) is NoTruncation and type(estimator) is FullEntropy:
-        drawn = _whole_rows(logits, command, uniforms, forced)
+        drawn = _whole_rows(logits, command, uniforms, forced, law)
         if drawn is not None:
             return drawn
     measured = measure(logits, command, estimator, truncation)
@@ -239,37 +244,46 @@ def sample(
     for row, (uniform, token) in enumerate(zip(uniforms, forced, strict=True)):
         if valid[row]:
             tokens[row] = token if token >= 0 else measured.draw(row, uniform)
-    return tokens, measured.completed(tokens)
+    return tokens, measured.completed(tokens), None
 
 
 def _whole_rows(
-    logits: Rows, command: Command, uniforms: Sequence[float], forced: Sequence[int]
-) -> tuple[list[int], Reading] | None:
+    logits: Rows,
+    command: Command,
+    uniforms: Sequence[float],
+    forced: Sequence[int],
+    law: Law | None,
+) -> tuple[list[int], Reading, Any] | None:
     """`sample` where nothing is cut or estimated, compiled; None if that cannot be."""
     temperatures = command.temperature.tolist()
     if command.max_surprisal is not None or min(temperatures, default=1.0) <= GREEDY:
         return None
-    counts = np.empty((2, len(logits)), np.int64)
-    table = np.empty((5, len(logits)))
+    count = len(logits)
+    counts, valid = np.empty((2, count), np.int64), np.empty(count, np.bool_)
+    table = np.empty((6 if law is None else 11, count))
     rows = zip(logits, temperatures, uniforms, forced, strict=True)
     for at, (row, temperature, uniform, given) in enumerate(rows):
         fast = compiled_for(row)
         if fast is None:
             return None
-        fast.sample(row, temperature, uniform, given, counts, table, at)
+        if law is None:
+            fast.sample(row, temperature, uniform, given, counts, valid, table, at)
+        else:
+            fast.control(row, temperature, uniform, given, counts, valid, table, at, law)
     tokens, live = counts
-    entropy, varentropy, raw, surprisal, raw_surprisal = table
+    entropy, varentropy, raw, surprisal, raw_surprisal, tail_mass, *state = table
     reading = whole_row_reading(
         entropy,
         varentropy,
         raw,
         live,
         command.temperature,
-        live > 0,
+        valid,
         surprisal=surprisal,
         raw_surprisal=raw_surprisal,
+        tail_mass=tail_mass,
     )
-    return tokens.tolist(), reading
+    return tokens.tolist(), reading, type(law[0])(*state) if law else None
 
 
 def truncated_before(logits: Rows, truncation: Truncation) -> Rows:

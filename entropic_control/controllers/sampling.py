@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 _TO_UNIT = 2.0**-53
 _RUN = 256
@@ -17,14 +17,14 @@ def uniform(seed: int, step: int) -> float:
     Philox 4x64-10 (Salmon et al., SC'11) keyed by the seed, with the step as counter: no state is
     carried, so neighbours, preemption, replay and speculation cannot shift a request's sequence.
     """
-    return float(_run(seed & 0xFFFFFFFFFFFFFFFF, step // _RUN)[step % _RUN])
+    return _run(seed & 0xFFFFFFFFFFFFFFFF, step // _RUN)[step % _RUN]
 
 
 @lru_cache(maxsize=4096)
-def _run(key: int, run: int) -> NDArray[np.float64]:
+def _run(key: int, run: int) -> array[float]:
     """The numbers of 256 steps in a row: making the generator costs more than drawing from it.
 
     Each counter gives a block of four words, of which the first is used.
     """
     words = np.random.Philox(key=key, counter=run * _RUN).random_raw(4 * _RUN)[::4]
-    return np.asarray((words >> np.uint64(11)) * _TO_UNIT)
+    return array("d", ((words >> np.uint64(11)) * _TO_UNIT).tobytes())

@@ -65,24 +65,26 @@ def whole_row_reading(
     realized_entropy: Array | None = None,
     surprisal: Array | None = None,
     raw_surprisal: Array | None = None,
+    tail_mass: Array | None = None,
     distribution: Distribution = Distribution.TEMPERED,
 ) -> Reading:
     """A `Reading` by an estimator that saw whole rows, arrays of shape (rows,): no tail, tight bounds.
 
     Without truncation what is sampled is what was measured; surprisals are NaN until tokens are known.
     """
-    unknown = np.full(len(entropy), np.nan)
+    if surprisal is None or raw_surprisal is None:
+        surprisal = raw_surprisal = np.full(len(entropy), np.nan)
     return Reading(
         entropy=entropy,
         varentropy=varentropy,
         raw_entropy=raw_entropy,
         lower=entropy,
         upper=entropy,
-        tail_mass=np.where(valid, 0.0, np.nan),
-        live=live.astype(np.int64),
+        tail_mass=np.where(valid, 0.0, np.nan) if tail_mass is None else tail_mass,
+        live=np.asarray(live, np.int64),
         realized_entropy=entropy if realized_entropy is None else realized_entropy,
-        surprisal=unknown if surprisal is None else surprisal,
-        raw_surprisal=unknown if raw_surprisal is None else raw_surprisal,
+        surprisal=surprisal,
+        raw_surprisal=raw_surprisal,
         temperature=np.asarray(temperature, np.float64),
         valid=valid,
         distribution=distribution,

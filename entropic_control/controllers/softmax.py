@@ -27,7 +27,8 @@ BLOCK = 256
 _VANISHING = -1e30
 """exp of this is zero in either precision, at any temperature, and it times zero is no NaN."""
 
-_PRECISIONS = (np.dtype("f4"), np.dtype("f8"))
+_SINGLE = np.dtype(np.float32)
+_PRECISIONS = (_SINGLE, np.dtype("f8"))
 
 
 class Moments(NamedTuple):
@@ -226,15 +227,10 @@ def load_compiled() -> ModuleType | None:
     return _loaded[0]
 
 
-def loaded_compiled() -> ModuleType | None:
-    """The module of compiled passes if it was loaded before."""
-    return _loaded[0] if _loaded else None
-
-
 def compiled_for(row: Array) -> ModuleType | None:
     """The compiled passes, if there are any and they take such a row."""
     flags = row.flags
-    fits = row.dtype == np.float32 and flags.c_contiguous and flags.aligned
+    fits = row.dtype == _SINGLE and flags.c_contiguous and flags.aligned
     return load_compiled() if fits else None
 
 

@@ -17,7 +17,6 @@ from test_softmax import oracle
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.estimators import FullEntropy
 from entropic_control.controllers.measure import measure, sample
-from entropic_control.controllers.signals import reading
 from entropic_control.controllers.softmax import (
     GREEDY,
     Moments,
@@ -26,7 +25,7 @@ from entropic_control.controllers.softmax import (
     moments,
     raw_and_tempered,
 )
-from entropic_control.controllers.temperature import Command, PITemperature, pi
+from entropic_control.controllers.temperature import Command, PITemperature
 from entropic_control.controllers.truncation import NoTruncation
 
 pytest.importorskip("numba")
@@ -151,33 +150,36 @@ def test_numba_can_be_told_to_stay_out_of_it(setting: str, found: str) -> None:
     assert done.stdout.strip() == found
 
 
-signals = st.floats(0, 12)
-
-
-@given(
-    st.lists(st.tuples(signals, signals, st.booleans(), st.integers(0, 9)), min_size=1, max_size=5),
-    st.sampled_from(["varentropy", "none"]),
-    st.lists(signals, min_size=5, max_size=5),
-)
-def test_the_compiled_pi_law_is_the_law(
-    steps: list[tuple[float, float, bool, int]], schedule: Any, targets: list[float]
-) -> None:
-    """Bit for bit: whether a machine has numba must not show in a temperature."""
-    rows = len(targets)
+@given(st.data(), st.sampled_from(["varentropy", "none"]))
+def test_the_compiled_pi_law_is_the_law(data: st.DataObject, schedule: Any) -> None:
+    """Bit for bit: whether a machine has numba must not show in what a reading does to a state."""
     controller = PITemperature(schedule=schedule, kp=0.7, ki=0.2, bounds=(0.3, 1.5))
-    fast = slow = controller.init(rows)._replace(target=np.array(targets))
-    for entropy, varentropy, valid, live in steps:
-        h = entropy + 0.1 * np.arange(rows)
-        seen = reading(h, varentropy, live=live)
-        seen = seen._replace(valid=np.arange(rows) > 0 if not valid else np.ones(rows, np.bool_))
-        assert pi._compiled(fast, seen, (0.1, 0.7, 0.2, -1.0, 0.3, 0.5, 9.0)) is not None
-        fast_out, fast = controller.update(fast, seen)
-        other = seen._replace(live=seen.live.astype(np.int32))
-        assert pi._compiled(slow, other, (0.1, 0.7, 0.2, -1.0, 0.3, 0.5, 9.0)) is None
-        slow_out, slow = controller.update(slow, other)
-        np.testing.assert_array_equal(fast_out, slow_out)
+    gains = controller.compiled_gains
+    assert gains is not None
+    targets = data.draw(st.lists(st.floats(0.1, 12), min_size=3, max_size=3))
+    fast = controller.init(3, target=np.array(targets))
+    slow = fast
+    for _ in range(data.draw(st.integers(1, 4))):
+        batch = [data.draw(rows()) for _ in targets]
+        if data.draw(st.booleans()):
+            batch[1] = np.full_like(batch[1], np.nan)
+        parts = (controller.command(fast), FullEntropy(), NoTruncation())
+        law = (fast, gains)
+        _, seen, moved = sample(batch, *parts, [0.5] * 3, [-1] * 3, law)
+        assert type(moved) is type(fast)
+        fast = moved
+        _, slow = controller.update(slow, seen)
         for one, other in zip(fast, slow, strict=True):
             np.testing.assert_array_equal(one, other)
+    other = [row.astype(np.float64) for row in batch]
+    assert sample(other, *parts, [0.5] * 3, [-1] * 3, law)[2] is None
+
+
+def test_a_subclass_of_the_pi_law_runs_as_it_is_written() -> None:
+    class Other(PITemperature):
+        pass
+
+    assert Other().compiled_gains is None
 
 
 @given(st.data(), st.floats(1e-3, 5), st.floats(0, 1, exclude_max=True), st.booleans())
@@ -189,8 +191,8 @@ def test_a_sample_is_what_measuring_and_drawing_give(
     forced = [int(row.size - 1) if force else -1 for row in batch]
     command = Command(np.full(3, temperature))
     parts = (command, FullEntropy(), NoTruncation())
-    tokens, seen = sample(batch, *parts, [uniform] * 3, forced)
-    expected, wanted = sample([strided(row) for row in batch], *parts, [uniform] * 3, forced)
+    tokens, seen, _ = sample(batch, *parts, [uniform] * 3, forced)
+    expected, wanted, _ = sample([strided(row) for row in batch], *parts, [uniform] * 3, forced)
     assert tokens[1] == expected[1] == -1
     assert tokens[0::2] == forced[0::2] if force else np.isfinite(batch[0][tokens[0]])
     for name in ("entropy", "varentropy", "raw_entropy", "realized_entropy", "lower", "upper"):

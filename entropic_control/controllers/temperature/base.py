@@ -24,6 +24,11 @@ class Command(NamedTuple):
     """Tokens above this surprisal, nats, are cut off after the temperature; None cuts nothing."""
 
 
+Law = tuple[Any, tuple[float, ...]]
+"""A controller's update of some rows, for the compiled pass that measures them: its state, arrays of shape
+(rows,), float64, and its gains."""
+
+
 class TemperatureController(Controller):
     """Base of the temperature controllers."""
 
@@ -58,6 +63,11 @@ class TemperatureController(Controller):
         state
             The state after the step. Rows with an invalid reading keep theirs.
         """
+
+    @property
+    def compiled_gains(self) -> tuple[float, ...] | None:
+        """Gains with which the compiled `Law` does what `update` does; None if it is not compiled."""
+        return None
 
     @abstractmethod
     def linearize(self, varentropy: float = 1.0) -> Linear:

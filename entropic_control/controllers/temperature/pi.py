@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.softmax import loaded_compiled
 from entropic_control.controllers.state import choose
 from entropic_control.controllers.temperature.base import Command, TemperatureController
 
@@ -109,15 +108,20 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
-        gains = (self.filter, self.kp, self.ki, *self.log_bounds, *self.divisor_bounds)
-        # A subclass may change what is feasible.
-        new = _compiled(state, reading, gains) if type(self) is PITemperature else None
-        if new is None:
-            u, h, v, error = law(*state, reading.entropy, reading.varentropy, *gains)
-            informative = reading.valid & self.feasible(state, reading.live)
-            moved = PIState(u, h, v, error, state.target)
-            new = choose(informative, _like(moved, state), state)
+        u, h, v, error = law(*state, reading.entropy, reading.varentropy, *self._gains)
+        informative = reading.valid & self.feasible(state, reading.live)
+        moved = PIState(u, h, v, error, state.target)
+        new = choose(informative, _like(moved, state), state)
         return np.exp(new.log_temperature), new
+
+    @property
+    def compiled_gains(self) -> tuple[float, ...] | None:
+        # A subclass may do other than `law`.
+        return self._gains if type(self) is PITemperature else None
+
+    @property
+    def _gains(self) -> tuple[float, ...]:
+        return self.filter, self.kp, self.ki, *self.log_bounds, *self.divisor_bounds
 
     @property
     def divisor_bounds(self) -> tuple[float, float]:
@@ -199,20 +203,6 @@ def law(
 def clipped(x: Any, low: float, high: float) -> Any:
     """`x` within the bounds; np.clip takes four times as long on a few rows."""
     return np.minimum(np.maximum(x, low), high)
-
-
-def _compiled(state: PIState, reading: Reading, gains: tuple[float, ...]) -> PIState | None:
-    """The state after a reading, by the compiled law; None without numba, or if a type is not its."""
-    fast = loaded_compiled()
-    if fast is None:
-        return None
-    h, v, valid, live = reading.entropy, reading.varentropy, reading.valid, reading.live
-    try:
-        moved = fast.pi_rows(*state, h, v, valid, live, gains)
-    except TypeError:
-        return None
-    u, filtered, slope, error = moved
-    return PIState(u, filtered, slope, error, state.target)
 
 
 def _like(new: PIState, old: PIState) -> PIState:
