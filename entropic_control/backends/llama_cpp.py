@@ -145,7 +145,9 @@ class LlamaCpp:
         self.cost = CostModel(
             Weights(*(scale * w for w in (4.7e-3, 5.8e-3, 3e-6, 4.7e-3, 5e-7, 1.2e-3)))
         )
-        self._batch = _Batch(api, max(config.step_tokens, config.slots), self.capabilities.context)
+        self._batch = _Batch(
+            api, max(config.step_tokens, config.slots), self.capabilities.context, size
+        )
         self._held = np.zeros((config.slots, self.capabilities.context + 1), np.bool_)
         self._used = [0] * config.slots
         self._extent = [0] * config.slots
@@ -253,7 +255,7 @@ class LlamaCpp:
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         for chunk in chunks:
             self._check(chunk)
-        outputs = self._batch.fill(chunks, self.capabilities.vocab)
+        outputs = self._batch.fill(chunks)
         began = time.perf_counter()
         code = int(self._api.llama_decode(self._context, self._batch.struct))
         seconds = time.perf_counter() - began
@@ -415,7 +417,8 @@ class LlamaCpp:
 class _Batch:
     """One llama_batch over numpy memory, so that filling it costs no Python per token."""
 
-    def __init__(self, api: ModuleType, size: int, context: int) -> None:
+    def __init__(self, api: ModuleType, size: int, context: int, vocab: int) -> None:
+        self._vocab = vocab
         self.tokens = np.zeros(size, np.int32)
         self._unsigned = self.tokens.view(np.uint32)  # where a negative one is larger than any
         self._numbers = np.arange(context, dtype=np.int32)
@@ -437,7 +440,7 @@ class _Batch:
             logits=self.outputs.ctypes.data_as(fields["logits"]),
         )
 
-    def fill(self, chunks: Sequence[Chunk], vocab: int) -> int:
+    def fill(self, chunks: Sequence[Chunk]) -> int:
         """Lay the chunks out; returns how many rows of logits they ask for."""
         at = wanted = 0
         for chunk in chunks:
@@ -455,7 +458,7 @@ class _Batch:
                 self.outputs[at + chunk.wanted] = 1
                 wanted += len(chunk.wanted)
             at = stop
-        if at and np.maximum.reduce(self._unsigned[:at]) >= vocab:
+        if at and np.maximum.reduce(self._unsigned[:at]) >= self._vocab:
             slot = self.sequences[self._unsigned[:at].argmax()]
             raise DecodeError(-1, f"slot {slot} was given a token outside the vocabulary")
         self.struct.n_tokens = at

@@ -30,7 +30,7 @@ def bare(backend: Backend, works: list[Work]) -> tuple[int, float]:
     It goes on from where the sequences are, in their slots, and leaves them as they were: so both arms
     decode at the same place in the same memory.
     """
-    places = [(work.slot or 0, work.ledger.length) for work in works]
+    places = [(work.slot, work.ledger.length) for work in works if work.slot is not None]
     tokens = [work.tokens[-1] for work in works]
     held = [(slot, backend.save(slot)) for slot, _ in places]
     began = time.perf_counter()

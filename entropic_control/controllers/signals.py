@@ -72,8 +72,10 @@ def whole_row_reading(
 
     Without truncation what is sampled is what was measured; surprisals are NaN until tokens are known.
     """
-    if surprisal is None or raw_surprisal is None:
-        surprisal = raw_surprisal = np.full(len(entropy), np.nan)
+    if surprisal is None:
+        surprisal = np.full(len(entropy), np.nan)
+    if raw_surprisal is None:
+        raw_surprisal = np.full(len(entropy), np.nan)
     return Reading(
         entropy=entropy,
         varentropy=varentropy,

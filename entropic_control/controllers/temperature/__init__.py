@@ -1,6 +1,6 @@
 """Temperature controllers."""
 
-from entropic_control.controllers.temperature.base import Command, Law, TemperatureController
+from entropic_control.controllers.temperature.base import Command, TemperatureController
 from entropic_control.controllers.temperature.dynatemp import DynamicTemperature
 from entropic_control.controllers.temperature.edt import EDTTemperature
 from entropic_control.controllers.temperature.exact import ExactTemperature
@@ -19,7 +19,6 @@ __all__ = [
     "FeedForwardState",
     "FixedState",
     "FixedTemperature",
-    "Law",
     "Mirostat",
     "MirostatState",
     "PIState",
