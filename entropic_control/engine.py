@@ -453,7 +453,6 @@ class Engine:
         work.reason = reason
         work.finished = self.backend.now()
         self._seats.leave(work)
-        self._loops.leave()
         work.swapped = None
         (self._live if work in self._live else self._coming).remove(work)
         self.done.append(work)

@@ -23,7 +23,7 @@ from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import TOKEN_COLUMNS
 
-_TOGETHER = 512
+_TOGETHER = 64
 """Readings that the priority and pruning loops take in together, if nobody looks at them before."""
 
 _READ = [name for name in TOKEN_COLUMNS if name in Reading._fields]
@@ -144,14 +144,6 @@ class Loops:
         entropies = zip(works, reading.raw_entropy.tolist(), strict=True)
         passed = [fallen(work.raw_entropy, entropy) for work, entropy in entropies]
         return Sampled(tokens, reading, commanded, state, passed)
-
-    def leave(self) -> None:
-        """The sequence has finished: nobody looks at its states any more."""
-        self._unread = [
-            (works, reading)
-            for works, reading in self._unread
-            if any(one.reason is None for one in works)
-        ]
 
     def _catch_up(self) -> None:
         """Show the priority and pruning loops what was measured since they were last looked at.
