@@ -23,7 +23,7 @@ from entropic_control.controllers import softmax
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import BLOCK
 from entropic_control.controllers.temperature import pi
-from entropic_control.controllers.temperature.base import Law, attainable
+from entropic_control.controllers.temperature.base import attainable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -187,7 +187,7 @@ def walked(row: Array, peak: float, temperature: float) -> tuple[float, float, f
     temperature : float
         Above `GREEDY`.
     """
-    found: tuple[float, float, float, Array] = _walk(_whole_blocks(row), peak, temperature)
+    found: tuple[float, float, float, Array] = _walk(whole_blocks(row), peak, temperature)
     return found
 
 
@@ -198,11 +198,11 @@ def walked_both(
 
     One of the extremes is NaN if any logit is. Where the row is no distribution the rest means nothing.
     """
-    found: tuple[Any, Any, Any] = _walk_both(_whole_blocks(row), temperature)
+    found: tuple[Any, Any, Any] = _walk_both(whole_blocks(row), temperature)
     return found
 
 
-def _whole_blocks(row: Array) -> Array:
+def whole_blocks(row: Array) -> Array:
     """The row; masked tokens fill the last block of 256 up."""
     missing = -row.size % BLOCK
     return np.concatenate([row, np.full(missing, -np.inf, np.float32)]) if missing else row
@@ -222,7 +222,7 @@ for shared in (
 
 
 @_compiled(_SAMPLE, error_model="numpy")
-def _sample(
+def sample(
     row: Any,
     temperature: Any,
     uniform: Any,
@@ -232,6 +232,13 @@ def _sample(
     table: Any,
     at: Any,
 ) -> None:
+    """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
+
+    The row is in `whole_blocks`, its temperature above `GREEDY`. Column `at` of `counts`, shape (2, rows),
+    int64, gets the token (-1 if the row is no distribution) and the live tokens; of `valid`, shape
+    (rows,), bool, whether it is; of `table`, shape (6, rows), float64: H and V, H at T = 1, -ln p of the
+    token at the temperature and at 1, and the mass it did not see.
+    """
     (highest, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
     peak = np.float64(highest)
     total, mean, square, masses = tempered
@@ -254,30 +261,11 @@ def _sample(
     table[5, at] = 0
 
 
-def sample(
-    row: Array,
-    temperature: float,
-    uniform: float,
-    forced: int,
-    counts: Array,
-    valid: Array,
-    table: Array,
-    at: int,
-) -> None:
-    """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
-
-    Column `at` of `counts`, shape (2, rows), int64, gets the token (-1 if the row is no distribution) and
-    the live tokens; of `valid`, shape (rows,), bool, whether it is; of `table`, shape (6, rows), float64:
-    H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass it did not see.
-    """
-    _sample(_whole_blocks(row), temperature, uniform, forced, counts, valid, table, at)
-
-
 quantile = _compiled(_QUANTILE)(softmax.quantile)
 
 
 @_compiled(_CONTROL, error_model="numpy")
-def _control(
+def control(
     row: Any,
     temperature: Any,
     uniform: Any,
@@ -289,41 +277,15 @@ def _control(
     state: Any,
     gains: Any,
 ) -> None:
-    _sample(row, temperature, uniform, forced, counts, valid, table, at)
+    """`sample`, and `pi.law` on the row's state.
+
+    Column `at` of `table`, shape (11, rows), gets the state after it besides; that of a row which is
+    invalid or cannot be helped stays as it is.
+    """
+    sample(row, temperature, uniform, forced, counts, valid, table, at)
     log_temperature, entropy, varentropy, error, target = state
     now = log_temperature[at], entropy[at], varentropy[at], error[at]
     if valid[at] and attainable(target[at], counts[1, at]):
         now = pi.law(*now, target[at], table[0, at], table[1, at], *gains)
     table[6, at], table[7, at], table[8, at], table[9, at] = now
     table[10, at] = target[at]
-
-
-def control(
-    row: Array,
-    temperature: float,
-    uniform: float,
-    forced: int,
-    counts: Array,
-    valid: Array,
-    table: Array,
-    at: int,
-    law: Law,
-) -> None:
-    """`sample`, and `pi.law` on the row's state.
-
-    Column `at` of `table`, shape (11, rows), gets the state after it besides; that of a row which is
-    invalid or cannot be helped stays as it is.
-    """
-    state, gains = law
-    _control(
-        _whole_blocks(row),
-        temperature,
-        uniform,
-        forced,
-        counts,
-        valid,
-        table,
-        at,
-        tuple(state),
-        gains,
-    )

@@ -261,15 +261,15 @@ def _whole_rows(
     count = len(logits)
     counts, valid = np.empty((2, count), np.int64), np.empty(count, np.bool_)
     table = np.empty((6 if law is None else 11, count))
+    how = () if law is None else (tuple(law[0]), law[1])
     rows = zip(logits, temperatures, uniforms, forced, strict=True)
     for at, (row, temperature, uniform, given) in enumerate(rows):
         fast = compiled_for(row)
         if fast is None:
             return None
-        if law is None:
-            fast.sample(row, temperature, uniform, given, counts, valid, table, at)
-        else:
-            fast.control(row, temperature, uniform, given, counts, valid, table, at, law)
+        row = fast.whole_blocks(row)
+        run = fast.control if how else fast.sample
+        run(row, temperature, uniform, given, counts, valid, table, at, *how)
     tokens, live = counts
     entropy, varentropy, raw, surprisal, raw_surprisal, tail_mass, *state = table
     reading = whole_row_reading(
