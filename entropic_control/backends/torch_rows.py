@@ -86,13 +86,10 @@ def on_device(z: Any, command: Command, cut: Any) -> Measured:
     temperature = torch.as_tensor(command.temperature, dtype=torch.float32).to(z.device)
     warm = temperature.clamp(min=GREEDY)
     at = whole = entropy(z, temperature)
-    if early:
-        z = z.masked_fill(~_kept(z, torch.ones_like(warm), cut), -torch.inf)
+    if early or late:
+        z = z.masked_fill(~_kept(z, torch.ones_like(warm) if early else warm, cut), -torch.inf)
         at = entropy(z, temperature, raw=False)
     of = at
-    if late:
-        z = z.masked_fill(~_kept(z, warm, cut), -torch.inf)
-        of = entropy(z, temperature, raw=False)
     if command.max_surprisal is not None:
         limit = torch.as_tensor(command.max_surprisal, dtype=torch.float32).to(z.device)
         surprisal = of.log_norm[:, None] - (z - of.peak[:, None]) / warm[:, None]
@@ -123,7 +120,7 @@ def on_device(z: Any, command: Command, cut: Any) -> Measured:
         command.temperature,
         valid,
         realized_entropy=realized,
-        distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
+        distribution=Distribution.TRUNCATED if early or late else Distribution.TEMPERED,
     )
     return Measured(reading, z / warm[:, None], norm)
 

@@ -23,7 +23,6 @@ from entropic_control.controllers import softmax
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import BLOCK
 from entropic_control.controllers.temperature import pi
-from entropic_control.controllers.temperature.base import attainable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -214,7 +213,6 @@ for shared in (
     softmax.entropy_of,
     softmax.varentropy_of,
     softmax.surprisal_of,
-    attainable,
     pi.clipped,
     pi.law,
 ):
@@ -280,12 +278,12 @@ def control(
     """`sample`, and `pi.law` on the row's state.
 
     Column `at` of `table`, shape (11, rows), gets the state after it besides; that of a row which is
-    invalid or cannot be helped stays as it is.
+    invalid stays as it is.
     """
     sample(row, temperature, uniform, forced, counts, valid, table, at)
-    log_temperature, entropy, varentropy, error, target = state
-    now = log_temperature[at], entropy[at], varentropy[at], error[at]
-    if valid[at] and attainable(target[at], counts[1, at]):
+    log_temperature, entropy, varentropy, integral, target = state
+    now = log_temperature[at], entropy[at], varentropy[at], integral[at]
+    if valid[at]:
         now = pi.law(*now, target[at], table[0, at], table[1, at], *gains)
     table[6, at], table[7, at], table[8, at], table[9, at] = now
     table[10, at] = target[at]

@@ -120,10 +120,10 @@ def measure(
     Returns
     -------
     Measured
-        The measuring point is after the temperature, and after a truncation with place "before";
-        truncation with place "after" and the command's `max_surprisal` come behind it and show in
-        `realized_entropy` alone. `live` counts the tokens at the measuring point. Invalid rows hold
-        NaN.
+        Of what the tokens are drawn from: after the temperature, and after the truncation in either
+        place. Only the command's `max_surprisal`, which such a controller regulates itself, comes
+        behind the measuring point and shows in `realized_entropy` alone. `live` counts the tokens at
+        the measuring point. Invalid rows hold NaN.
     """
     place = None if isinstance(truncation, NoTruncation) else truncation.place
     count = len(logits)
@@ -145,10 +145,10 @@ def measure(
             continue
         raw, support = both
         own.append(raw)
+        if place == "after":
+            support = support.cut(truncation.keep(row, support.moments), temperature)
         at = support.moments
         estimate = estimator.estimate(support.logits, at)
-        if place == "after":
-            support = support.cut(truncation.keep(row, at), temperature)
         if command.max_surprisal is not None:
             limit = float(command.max_surprisal[index])
             keep = within_surprisal(support.logits, support.moments, limit)
@@ -179,7 +179,7 @@ def measure(
         raw_surprisal=unknown,
         temperature=command.temperature.astype(np.float64, copy=False),
         valid=np.array([support is not None for support in supports], np.bool_),
-        distribution=Distribution.TRUNCATED if place == "before" else Distribution.TEMPERED,
+        distribution=Distribution.TEMPERED if place is None else Distribution.TRUNCATED,
     )
     return Measured(reading, supports, own)
 

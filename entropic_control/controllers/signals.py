@@ -16,7 +16,7 @@ class Distribution(StrEnum):
     RAW = "raw"
     """The model's own, at temperature 1."""
     TEMPERED = "tempered"
-    """At the temperature in force, before any truncation."""
+    """At the temperature in force, nothing cut off."""
     TRUNCATED = "truncated"
     """At the temperature in force, over the tokens that truncation left: what is sampled."""
 

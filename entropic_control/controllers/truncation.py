@@ -1,9 +1,8 @@
 """The truncation family: which tokens may be sampled at all.
 
-`place` says where the choice is made. "before" the temperature it is made on the model's own
-distribution, so that the entropy that is measured and controlled is that of what is sampled.
-"after" it is made on the tempered distribution; then the entropy is measured first, and the entropy
-of what is left is reported besides.
+`place` says where the choice is made: "before" the temperature on the model's own distribution, so that
+no temperature changes which tokens it leaves; "after" on the tempered one, so that it leaves more tokens
+the hotter it is. The entropy that is measured and controlled is that of what is sampled, in either place.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Sampled(NamedTuple):
     """The PI state after the step, shape (5, rows), float32; None without a controller."""
 
 
-STATE_ROWS = ("log_temperature", "entropy", "varentropy", "error", "target")
+STATE_ROWS = ("log_temperature", "entropy", "varentropy", "integral", "target")
 """Rows of the state tensor: the fields of `PIState` in order."""
 
 
@@ -228,11 +228,9 @@ def control_sample_reference(
     cut = z
     if truncation is not None and place == "before":
         cut = _cut(z, keep_reference(z, torch.ones_like(temperature), truncation))
-    at = moments_reference(cut, temperature, precision)
-    of = at
-    if truncation is not None and place == "after":
+    elif truncation is not None:
         cut = _cut(z, keep_reference(z, temperature.clamp(min=GREEDY), truncation))
-        of = moments_reference(cut, temperature, precision)
+    at = moments_reference(cut, temperature, precision)
     greedy = temperature <= GREEDY
     y = (cut - at.peak[:, None]) / temperature.clamp(min=GREEDY).to(precision)[:, None]
     u = torch.tensor(
@@ -241,7 +239,7 @@ def control_sample_reference(
     # The first of equal peaks: argmax in torch may return any of them.
     first = (z == at.peak[:, None]).to(torch.uint8).argmax(-1)
     token = torch.where(greedy, first, _draw_reference(y.exp(), u))
-    surprisal = torch.where(greedy, 0.0, of.log_norm - y.gather(-1, token[:, None])[:, 0])
+    surprisal = torch.where(greedy, 0.0, at.log_norm - y.gather(-1, token[:, None])[:, 0])
     own = z.logsumexp(-1) - z.gather(-1, token[:, None])[:, 0]
     columns = (
         at.entropy,
@@ -249,14 +247,14 @@ def control_sample_reference(
         raw.raw_entropy,
         at.log_norm,
         at.peak,
-        of.entropy,
+        at.entropy,
         surprisal,
         own,
     )
     readings = (torch.where(valid, column, float("nan")) for column in columns)
     live = torch.where(valid, at.live, 0).to(torch.int32)
     if gains is not None:
-        new = update_reference(gains, state, at.entropy, at.varentropy, live, valid)
+        new = update_reference(gains, state, at.entropy, at.varentropy, valid)
         next_state = new if next_state is None else next_state.copy_(new)
     token = torch.where(valid, token, -1).to(torch.int32)
     return Sampled(*(token, *readings, temperature.to(precision), live, valid, next_state))
@@ -266,20 +264,17 @@ def _cut(z: Any, keep: Any) -> Any:
     return torch.where(keep, z, -float("inf"))
 
 
-def update_reference(
-    gains: PIGains, state: Any, entropy: Any, varentropy: Any, live: Any, valid: Any
-) -> Any:
+def update_reference(gains: PIGains, state: Any, entropy: Any, varentropy: Any, valid: Any) -> Any:
     """`PITemperature.update` on a state tensor of shape (5, rows)."""
-    u, h, v, last, target = state
+    _, h, v, integral, target = state
     h = h + gains.filter * (entropy - h)
     v = v + gains.filter * (varentropy - v)
     divisor = v.clamp(min=gains.v_min) if gains.schedule == "varentropy" else torch.ones_like(v)
-    error = (target - h) / divisor
     low, high = torch.tensor(gains.bounds, dtype=torch.float64).log().tolist()
-    u = (u + gains.kp * (error - last) + gains.ki * error).clamp(low, high)
-    moved = torch.stack([u, h, v, error, target.to(u.dtype)]).to(state.dtype)
-    informative = valid & (target < live.clamp(min=1).to(torch.float64).log())
-    return torch.where(informative, moved, state)
+    integral = (integral + gains.ki * (target - entropy)).clamp(low, high)
+    u = (integral + gains.kp * (target - h) / divisor).clamp(low, high)
+    moved = torch.stack([u, h, v, integral, target.to(u.dtype)]).to(state.dtype)
+    return torch.where(valid, moved, state)
 
 
 def _draw_reference(weights: Any, u: Any) -> Any:
@@ -352,11 +347,10 @@ def control_sample_kernel(
                 TILES=TILES, RUNS=RUNS,
             )  # fmt: skip
             realized = tl.where(cold, 0.0, realized)
-            if BEFORE:
-                h = realized
-                v = tl.where(cold, 0.0, spread)
-                log_norm = tl.where(cold, 0.0, tl.log(norm))
-                live = tl.where(valid, count, 0)
+            h = realized
+            v = tl.where(cold, 0.0, spread)
+            log_norm = tl.where(cold, 0.0, tl.log(norm))
+            live = tl.where(valid, count, 0)
         token, surprisal = draw(
             row_logits, row_stats, row_runs, vocab, peak, limit, last, norm, warmth, inverse,
             tl.load(seeds + row), tl.load(steps + row),
@@ -381,35 +375,34 @@ def control_sample_kernel(
         tl.store(valid_out + row, valid)
         if CONTROL:
             update(
-                state + row, next_state + row, rows, h.to(tl.float32), v.to(tl.float32), live, valid,
+                state + row, next_state + row, rows, h.to(tl.float32), v.to(tl.float32), valid,
                 kp, ki, smoothing, low, high, v_min, SCHEDULE=SCHEDULE,
             )  # fmt: skip
 
 
 @triton.jit
 def update(
-    state, next_state, rows, entropy, varentropy, live, valid,
+    state, next_state, rows, entropy, varentropy, valid,
     kp, ki, smoothing, low, high, v_min, SCHEDULE: tl.constexpr,
 ):  # fmt: skip
     """`PITemperature.update` of one row."""
     u = tl.load(state)
     h = tl.load(state + rows)
     v = tl.load(state + 2 * rows)
-    last = tl.load(state + 3 * rows)
+    integral = tl.load(state + 3 * rows)
     target = tl.load(state + 4 * rows)
+    least, most = tl.log(low * 1.0), tl.log(high * 1.0)
     new_h = h + smoothing * (entropy - h)
     new_v = v + smoothing * (varentropy - v)
+    new_integral = tl.minimum(tl.maximum(integral + ki * (target - entropy), least), most)
     error = target - new_h
     if SCHEDULE:
         error = error / tl.maximum(new_v, v_min)
-    new_u = u + kp * (error - last) + ki * error
-    new_u = tl.minimum(tl.maximum(new_u, tl.log(low * 1.0)), tl.log(high * 1.0))
-    feasible = target < tl.log(tl.maximum(live, 1).to(tl.float32))
-    moves = valid & feasible
-    tl.store(next_state, tl.where(moves, new_u, u))
-    tl.store(next_state + rows, tl.where(moves, new_h, h))
-    tl.store(next_state + 2 * rows, tl.where(moves, new_v, v))
-    tl.store(next_state + 3 * rows, tl.where(moves, error, last))
+    new_u = tl.minimum(tl.maximum(new_integral + kp * error, least), most)
+    tl.store(next_state, tl.where(valid, new_u, u))
+    tl.store(next_state + rows, tl.where(valid, new_h, h))
+    tl.store(next_state + 2 * rows, tl.where(valid, new_v, v))
+    tl.store(next_state + 3 * rows, tl.where(valid, new_integral, integral))
     tl.store(next_state + 4 * rows, target)
 
 

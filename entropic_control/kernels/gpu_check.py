@@ -257,7 +257,7 @@ def eager_control_sample(gains: Any, z: Any, state: Any) -> tuple[Any, Any]:
     p = (z.float() / temperature[:, None]).softmax(-1)
     token = (p / torch.empty_like(p).exponential_()).argmax(-1)
     live = z.isfinite().sum(-1)
-    return token, update_reference(gains, state, h, v, live, live > 0)
+    return token, update_reference(gains, state, h, v, live > 0)
 
 
 def timings(device: Any, begun: float) -> Iterator[Timing | str]:

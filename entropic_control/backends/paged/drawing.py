@@ -102,7 +102,6 @@ def _drawn(sampled: Sampled, draw: Draw) -> Drawn:
     # The one place where the host waits for the device. Token ids are exact in float64.
     host: Array = torch.stack([column.double() for column in columns]).cpu().numpy()
     token, live, valid, entropy, varentropy, raw, realized, surprisal, own = host[:9]
-    early = draw.cut is not None and draw.place == "before"
     reading = whole_row_reading(
         entropy,
         varentropy,
@@ -113,7 +112,7 @@ def _drawn(sampled: Sampled, draw: Draw) -> Drawn:
         realized_entropy=realized,
         surprisal=surprisal,
         raw_surprisal=own,
-        distribution=Distribution.TRUNCATED if early else Distribution.TEMPERED,
+        distribution=Distribution.TEMPERED if draw.cut is None else Distribution.TRUNCATED,
     )
     state = None if sampled.state is None else host[9:]
     return Drawn(token.astype(np.int64).tolist(), reading, state)

@@ -1,4 +1,4 @@
-"""The PI temperature loop: holds the filtered entropy near a target by moving ln T."""
+"""The PI temperature loop: holds the mean entropy at a target by moving ln T."""
 
 from __future__ import annotations
 
@@ -24,29 +24,38 @@ class PIState(NamedTuple):
     """Filtered entropy, nats."""
     varentropy: Array
     """Filtered varentropy, nats^2: the measured plant gain dH/du."""
-    error: Array
-    """The last (scheduled) error."""
+    integral: Array
+    """The integral part of ln T."""
     target: Array
     """H*, nats."""
 
 
 class PITemperature(TemperatureController):
-    """Proportional-integral control of the entropy, in velocity form.
+    """Proportional-integral control of the entropy of what is sampled, by ln T.
 
-    With F the filter h <- h + filter (H - h), and e = (H* - F[H]) / max(F[V], v_min):
-    u[t+1] = clip(u[t] + kp (e[t] - e[t-1]) + ki e[t], ln bounds).
+    With F the filter h <- h + filter (H - h), and all sums clipped to ln bounds:
+    I[t+1] = I[t] + ki (H* - H[t]) and u[t+1] = I[t+1] + kp (H* - F[H]) / max(F[V], v_min).
 
-    The velocity form keeps its integral in u itself, so that the clip is the anti-windup, and a change
-    of gain or target moves nothing but the error. The divisor is the *filtered* varentropy: F[V] is
-    the gain from u to F[H], while dividing by the V of the single token weighs certain tokens more and
-    biases the mean. The filter starts at the target: without evidence there is no action.
+    The integral adds up the entropy itself, in nats, with a gain that never changes. So its sum
+    telescopes, and off the bounds the mean of H over n tokens differs from H* by at most
+    ln(high / low) / (ki n), whatever the model and the text. An integral of an error that is divided
+    by the measured varentropy, or held where the tokens at hand allow no such entropy, regulates a
+    weighted mean instead: under min_p it left half of the entropy asked for.
+
+    The proportional part acts on the filtered entropy, so that the structure within words is left
+    alone, and is divided by the *filtered* varentropy, the gain from u to F[H]: the plant's gain
+    differs a hundredfold between texts. The filter starts at the target: without evidence there is
+    no action. The clip of the integral is the anti-windup.
 
     Parameters
     ----------
     target : float
-        H*, nats; a per-request setting.
-    kp, ki : float
-        Gains per token, on ln T; in 1/nats without the schedule, in nats with it.
+        H*, nats; a per-request setting. It is the mean over tokens that is held, not each token's: where
+        only few tokens are live, the others make up for it.
+    kp : float
+        Proportional gain on ln T; in nats with the schedule, in 1/nats without.
+    ki : float
+        Integral gain per token on ln T, in 1/nats.
     filter : float
         EMA coefficient, 1 is no filter.
     bounds : (float, float)
@@ -54,17 +63,12 @@ class PITemperature(TemperatureController):
     start : float
         Temperature of the first token.
     schedule : {"varentropy", "none"}
-        Whether the error is divided by the measured gain, which makes the loop gain at most one
-        whatever the model and text (design: Rugh and Shamma, Automatica 36, 2000, on gain scheduling).
+        Whether the proportional part is divided by the measured gain (design: Rugh and Shamma,
+        Automatica 36, 2000, on gain scheduling).
     v_min : float
         Floor of the divisor, nats^2.
     v_start : float
         Varentropy assumed before any was measured, nats^2.
-
-    Notes
-    -----
-    Rows whose target cannot be met with the live tokens of the step (grammar masks, a single
-    candidate) hold their state: no temperature could bring them closer.
     """
 
     overridable: ClassVar[frozenset[str]] = frozenset({"target"})
@@ -76,7 +80,7 @@ class PITemperature(TemperatureController):
     bounds: tuple[float, float] = (0.1, 2.0)
     start: float = Field(0.7, gt=0)
     schedule: Literal["varentropy", "none"] = "varentropy"
-    v_min: float = Field(0.5, gt=0)
+    v_min: float = Field(1.0, gt=0)
     v_start: float = Field(2.0, gt=0)
 
     @model_validator(mode="after")
@@ -100,7 +104,7 @@ class PITemperature(TemperatureController):
             log_temperature=np.full(rows, np.log(self.start), dtype),
             entropy=target,
             varentropy=np.full(rows, self.v_start, dtype),
-            error=np.zeros(rows, dtype),
+            integral=np.full(rows, np.log(self.start), dtype),
             target=target,
         )
 
@@ -108,10 +112,10 @@ class PITemperature(TemperatureController):
         return Command(np.exp(state.log_temperature))
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
-        u, h, v, error = law(*state, reading.entropy, reading.varentropy, *self._gains)
-        informative = reading.valid & self.feasible(state, reading.live)
-        moved = PIState(u, h, v, error, state.target)
-        new = choose(informative, _like(moved, state), state)
+        moved = PIState(
+            *law(*state, reading.entropy, reading.varentropy, *self._gains), state.target
+        )
+        new = choose(reading.valid, _like(moved, state), state)
         return np.exp(new.log_temperature), new
 
     @property
@@ -125,23 +129,22 @@ class PITemperature(TemperatureController):
 
     @property
     def divisor_bounds(self) -> tuple[float, float]:
-        """Between which the filtered varentropy divides the error, nats^2."""
+        """Between which the filtered varentropy divides the proportional part, nats^2."""
         return (1.0, 1.0) if self.schedule == "none" else (self.v_min, math.inf)
 
     def divisor(self, varentropy: Array) -> Array:
-        """What the error is divided by, given the filtered varentropy, nats^2 (1 unscheduled)."""
+        """What the proportional part is divided by, given F[V], nats^2 (1 unscheduled)."""
         return np.asarray(clipped(varentropy, *self.divisor_bounds))
 
     def linearize(self, varentropy: float = 1.0) -> Linear:
-        """State: deviations of (F[H], u), the last error being a function of F[H]."""
-        a, d = self.filter, float(self.divisor(np.array(varentropy)))
-        proportional, integral = self.kp / d, self.ki / d
-        gain = proportional + integral
+        """State: deviations of (F[H], I)."""
+        a = self.filter
+        proportional = self.kp / float(self.divisor(np.array(varentropy)))
         return Linear(
-            A=np.array([[1 - a, 0.0], [proportional - gain * (1 - a), 1.0]]),
-            B=np.array([[a], [-gain * a]]),
-            C=np.array([[proportional - gain * (1 - a), 1.0]]),
-            D=np.array([[-gain * a]]),
+            A=np.array([[1 - a, 0.0], [0.0, 1.0]]),
+            B=np.array([[a], [-self.ki]]),
+            C=np.array([[-proportional * (1 - a), 1.0]]),
+            D=np.array([[-proportional * a - self.ki]]),
             inputs=("entropy [nats]",),
             outputs=("ln temperature",),
         )
@@ -149,9 +152,9 @@ class PITemperature(TemperatureController):
     def track(self, state: PIState, temperature: Array) -> PIState:
         own = state.log_temperature
         kept = temperature == np.exp(own)
-        low, high = np.log(self.bounds)
-        u = np.where(kept, own, np.clip(np.log(temperature), low, high))
-        return state._replace(log_temperature=u.astype(own.dtype, copy=False))
+        u = np.where(kept, own, clipped(np.log(temperature), *self.log_bounds))
+        integral = clipped(state.integral + (u - own), *self.log_bounds)
+        return _like(state._replace(log_temperature=u, integral=integral), state)
 
     def targets(self, state: PIState) -> Array:
         return state.target
@@ -166,7 +169,7 @@ def law(
     log_temperature: Any,
     entropy: Any,
     varentropy: Any,
-    error: Any,
+    integral: Any,
     target: Any,
     measured_entropy: Any,
     measured_varentropy: Any,
@@ -182,7 +185,7 @@ def law(
 
     Parameters
     ----------
-    log_temperature, entropy, varentropy, error, target
+    log_temperature, entropy, varentropy, integral, target
         `PIState`.
     measured_entropy, measured_varentropy
         Of the `Reading`.
@@ -195,9 +198,9 @@ def law(
     """
     h = entropy + filter * (measured_entropy - entropy)
     v = varentropy + filter * (measured_varentropy - varentropy)
-    e = (target - h) / clipped(v, least, most)
-    u = clipped(log_temperature + kp * (e - error) + ki * e, low, high)
-    return u, h, v, e
+    i = clipped(integral + ki * (target - measured_entropy), low, high)
+    u = clipped(i + kp * (target - h) / clipped(v, least, most), low, high)
+    return u, h, v, i
 
 
 def clipped(x: Any, low: float, high: float) -> Any:
