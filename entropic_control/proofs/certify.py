@@ -30,7 +30,7 @@ from entropic_control.proofs.indexorder import index_order
 from entropic_control.proofs.linearloop import LinearLoop, linear_loop
 from entropic_control.proofs.noise import noise_response
 from entropic_control.proofs.retention import retention
-from entropic_control.proofs.scheduled import MISMATCH, scheduled_gain
+from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.throughput import work_conservation
 from entropic_control.proofs.topk import top_k_bounds
@@ -153,7 +153,7 @@ def _temperature(
                 yield claim
         return
     if isinstance(controller, PITemperature):
-        yield from _pi(controller, delay, vocab, gain, trace)
+        yield from _pi(controller, delay, vocab, trace)
     elif _same_everywhere(controller):
         yield fast_gain(controller, *gain, delay)
     else:
@@ -166,13 +166,9 @@ def _pi(
     controller: PITemperature,
     delay: int,
     vocab: int,
-    gain: tuple[float, float],
     trace: list[Signals] | None,
 ) -> Iterator[Claim]:
-    if controller.schedule == "varentropy":
-        yield scheduled_gain(controller, delay, mismatch=MISMATCH, trace=trace)
-    else:
-        yield fast_gain(controller, *gain, delay)
+    yield scheduled_gain(controller, delay, vocab)
     yield bounded(controller, vocab)
     yield noise_response(controller, delay, trace)
     yield convergence(controller, vocab, delay, trace)
