@@ -40,7 +40,14 @@ from entropic_control.controllers.temperature import (
     SlewLimit,
     TemperatureController,
 )
-from entropic_control.controllers.truncation import MinP, NoTruncation, TopK, TopP, Truncation
+from entropic_control.controllers.truncation import (
+    MinP,
+    NoTruncation,
+    TopK,
+    TopP,
+    Truncation,
+    Typical,
+)
 
 __all__ = [
     "AttentionPruning",
@@ -80,6 +87,7 @@ __all__ = [
     "TopKEntropy",
     "TopP",
     "Truncation",
+    "Typical",
     "expected_calibration_error",
     "fit_temperature",
 ]
