@@ -120,8 +120,8 @@ class CostModel:
         return self._swap_cell * cells
 
     def observe_swap(self, cells: int, seconds: float) -> None:
-        """Learn from a swap of `cells` cells."""
-        if cells > 0:
+        """Learn from a swap of `cells` cells; a clock that stood still measured nothing."""
+        if cells > 0 and seconds > 0:
             self._swap_cell += 0.3 * (seconds / cells - self._swap_cell)
 
     def observe(self, shape: Shape, seconds: float) -> None:
