@@ -62,6 +62,8 @@ class Engine:
         self.config = config
         self.dry_run = dry_run
         self.backend = backend if backend is not None else config.backend.open()
+        if config.backend.cost_model == "fixed":
+            self.backend.cost = self.backend.cost.assumed
         self.trace = Trace()
         self.done: list[Work] = []
         self._live: list[Work] = []
