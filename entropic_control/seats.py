@@ -139,18 +139,20 @@ class Seats:
         """The shares of the seated, and of those that take a seat now; may make others give way."""
         first, wanted = plan[0]
         gone: list[Work] = []
+        claims = False
         if not self.can_run(first) and self._backend.capabilities.can_swap:
             if forced == "patience":
+                claims = True
                 gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
             elif self._claims(first, order(), forced, pays):
-                first.claimed = True
+                first.claimed = claims = True
                 gone = self._clear_for(first, _growth(first, AHEAD), order(), reason)
         shares: list[Share] = []
         seated, room, passing = list(self._seated), self._backend.room(), True
         for work, tokens in plan:
             if work.slot is None:
-                claims = bool(gone) and work is first
-                if work in gone or not (claims or (passing and self._enters(work, seated, room))):
+                ahead = claims and work is first
+                if work in gone or not (ahead or (passing and self._enters(work, seated, room))):
                     passing = passing and (overtaking or work in gone)
                     continue
                 seated.append(work)

@@ -35,7 +35,7 @@ from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.throughput import work_conservation
 from entropic_control.proofs.topk import top_k_bounds
 from entropic_control.proofs.varentropy import VarentropyGain, largest
-from entropic_control.proofs.waiting import bounded_waiting
+from entropic_control.proofs.waiting import Seating, bounded_waiting
 
 VOCAB = 49_152
 """Tokens assumed where the configuration does not say: SmolLM2's."""
@@ -92,7 +92,8 @@ def certify(
             case TemperatureController():
                 claims += _temperature(part, delay, tokens, asked, gm, pm, seen, notes)
             case EntropicPriority():
-                claims += [bounded_waiting(part), work_conservation(part), index_order(part)]
+                waiting = bounded_waiting(part, seating=Seating.of(subject))
+                claims += [waiting, work_conservation(part), index_order(part)]
             case Pruning():
                 claims += [retention(part)] + (
                     [dropped_mass(tokens=tokens)] if part.kind != "none" else []
