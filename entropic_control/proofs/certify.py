@@ -20,7 +20,7 @@ from entropic_control.controllers import (
 )
 from entropic_control.controllers.base import Controller
 from entropic_control.errors import ConfigError
-from entropic_control.proofs.attention import dropped_mass
+from entropic_control.proofs.attention import dropped_mass, measures_mass
 from entropic_control.proofs.bounded import bounded
 from entropic_control.proofs.claim import Certificate, Claim
 from entropic_control.proofs.convergence import convergence
@@ -95,9 +95,14 @@ def certify(
                 waiting = bounded_waiting(part, seating=Seating.of(subject))
                 claims += [waiting, work_conservation(part), index_order(part)]
             case Pruning():
-                claims += [retention(part)] + (
-                    [dropped_mass(tokens=tokens)] if part.kind != "none" else []
-                )
+                claims.append(retention(part))
+                if measures_mass(part):
+                    claims.append(dropped_mass(part, tokens))
+                elif part.kind != "none":
+                    notes.append(
+                        f"pruning '{part.kind}' does not rank by attention alone: nothing bounds the "
+                        "attention mass that it drops"
+                    )
             case TopKEntropy():
                 claims.append(top_k_bounds(part, tokens))
             case Priority() | Estimator():
