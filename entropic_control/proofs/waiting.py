@@ -197,13 +197,13 @@ def bounded_waiting(
     return BoundedWaiting(priority, live, seating, bound, _attained(priority, live, seating))
 
 
-def longest_wait(patience: int, live: int, seating: Seating) -> int:
-    """The bound in steps.
+def longest_wait(patience: int, live: int, seating: Seating | None = None) -> int:
+    """The bound in steps; by default for an engine that can swap.
 
     When a request falls overdue, at most live - 2 others are ahead of it. Where it cannot be seated at
     once, all others may have to end first: they are served one by one in the worst case.
     """
-    if seating.swaps(live):
+    if seating is None or seating.swaps(live):
         return patience + live - 2
     return patience + (live - 1) * seating.steps(live)
 
