@@ -63,7 +63,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 def dump_yaml(data: Any) -> str:
     """Plain data as YAML that `parse_yaml` gives back."""
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False))
 
 
 class _Loader(yaml.SafeLoader):
