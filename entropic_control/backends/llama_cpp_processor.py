@@ -88,9 +88,9 @@ class EntropicSampler(list["EntropicSampler"]):
     llama.cpp applies temperature, top-k, top-p and more behind every processor, with defaults that are
     not neutral; with one token left they draw what was measured. Settings that are neither neutral nor
     llama-cpp-python's defaults would be lost, and are refused. Every completion begins with a fresh
-    state, and completions of several `Llama` objects may take turns; `trace`, `state` and `error` are of the
-    one that drew last. Completions of one `Llama` share its KV cache: where they take turns, the one that
-    was left behind is refused.
+    state, and completions of several `Llama` objects may take turns; `trace`, `state` and `error` are
+    those of the one that drew last. Completions of one `Llama` share its KV cache: where they take turns,
+    the one that was left behind is refused.
 
     It is a list that holds itself, because llama-cpp-python wants a list of processors.
 
