@@ -310,7 +310,7 @@ def _kinds(args: argparse.Namespace) -> int:
 
     listing = {
         family: {
-            kind: (cls.__doc__ or "").strip().splitlines()[0]
+            kind: (cls.__doc__ or "").strip().partition("\n")[0]
             for kind, cls in kinds_of(family).items()
         }
         for family in families()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from entropic_control.backends import BackendConfig, LlamaCppConfig
 from entropic_control.controllers import (
@@ -100,8 +101,28 @@ def load_config(
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as YAML."""
-    return dump_yaml(config.model_dump(mode="json"))
+    """The configuration as YAML.
+
+    Raises
+    ------
+    ConfigError
+        As `plain` does.
+    """
+    return dump_yaml(plain(config))
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as plain data, which gives it again.
+
+    Raises
+    ------
+    ConfigError
+        If no data can: if one of its parts is of a class that keeps its parent's kind.
+    """
+    try:
+        return config.model_dump(mode="json")
+    except PydanticSerializationError as error:
+        raise ConfigError(str(error).rpartition("ConfigError: ")[2]) from None
 
 
 def describe(error: ValidationError, name: str) -> str:

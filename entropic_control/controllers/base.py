@@ -43,6 +43,8 @@ def _plain(value: Any) -> Any:
     """A number of numpy's, or a list of them, as Python's own."""
     if isinstance(value, np.number):
         return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        return value.tolist()
     if isinstance(value, list | tuple) and any(isinstance(inner, np.number) for inner in value):
         return [_plain(inner) for inner in value]
     return value
