@@ -14,7 +14,7 @@ import numpy as np
 from entropic_control.backends.caller import innermost
 from entropic_control.backends.micro import MicroLoop, Source
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import sample
+from entropic_control.controllers.measurement import sample
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.softmax import load_compiled
 from entropic_control.errors import CapabilityError, EntropicError, LogitsError

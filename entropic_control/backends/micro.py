@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from entropic_control.controllers.base import Array, Rows, Strict, unknown_name
 from entropic_control.controllers.estimators import Estimator
 from entropic_control.controllers.kinds import KindOf, families
-from entropic_control.controllers.measure import truncated_before
+from entropic_control.controllers.measurement import truncated_before
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.temperature.base import Command, TemperatureController
 from entropic_control.errors import ConfigError
