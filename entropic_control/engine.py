@@ -536,6 +536,16 @@ class Engine:
         )
         self.trace.steps.append(1, _step_columns, record)
 
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._step_number
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        """Count on from where an earlier part of the run stopped."""
+        self._step_number = number
+
     # -- saving -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:

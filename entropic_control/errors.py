@@ -76,5 +76,9 @@ class StateError(EntropicError):
     """A saved engine state that cannot be restored here."""
 
 
+class OutputError(EntropicError):
+    """Results that cannot be written; the message says what is safe and what to do."""
+
+
 class TraceError(EntropicError, ValueError):
     """A trace that holds nothing to learn from, or numbers that are none; the message says which."""

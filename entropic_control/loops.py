@@ -12,7 +12,7 @@ import numpy as np
 from entropic_control.backends.base import Backend
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import sample, truncated_before
+from entropic_control.controllers.measurement import sample, truncated_before
 from entropic_control.controllers.priority import fallen
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading

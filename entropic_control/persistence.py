@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from entropic_control.config import load_config
+from entropic_control.config import load_config, plain
 from entropic_control.controllers.base import Array
 from entropic_control.errors import StateError
 from entropic_control.request import Request
@@ -32,7 +32,7 @@ def save(engine: Engine, path: Path) -> None:
     head = {
         "format": FORMAT,
         "backend": _fitting(engine.backend),
-        "config": engine.config.model_dump(mode="json"),
+        "config": plain(engine.config),
         "dry_run": engine.dry_run,
         "requests": [_describe(work, now) for work in works],
     }

@@ -7,10 +7,10 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,7 @@ from entropic_control.backends.base import (
     Message,
     Prompt,
 )
+from entropic_control.backends.chat_template import Special, Specials, Turns, render
 from entropic_control.backends.conversion import converted
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.dimensions import Dimensions
@@ -203,32 +204,66 @@ class LlamaCpp:
         text = self._api.llama_model_chat_template(self._model, None)
         return text.decode() if text else None
 
-    def _render(self, turns: list[Message]) -> Array:
-        if self._template is None:
-            raise ModelError("the model has no chat template: give text or token ids")
+    @cached_property
+    def _formatter(self) -> Callable[[Turns], str]:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         api = self._api
         begin, end = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
-        formatter = Jinja2ChatFormatter(
-            template=self._template,
-            eos_token=self._name(end),
-            bos_token=self._name(begin),
-            stop_token_ids=[end],
+        try:
+            formatter = Jinja2ChatFormatter(
+                template=self._template or "",
+                eos_token=self._name(end),
+                bos_token=self._name(begin),
+                stop_token_ids=[end],
+            )
+        except Exception as error:  # a template of bad syntax raises while it is compiled
+            raise ModelError(f"the model's chat template is faulty: {error}") from error
+        return lambda turns: str(formatter(messages=cast("Any", turns)).prompt)
+
+    @cached_property
+    def _specials(self) -> Specials:
+        api, vocab = self._api, self._vocab
+        control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        kinds = ((i, api.llama_vocab_get_attr(vocab, i)) for i in range(self.capabilities.vocab))
+        left, right = api.LLAMA_TOKEN_ATTR_LSTRIP, api.LLAMA_TOKEN_ATTR_RSTRIP
+        return Specials(
+            Special(self._name(token), token, bool(kind & left), bool(kind & right))
+            for token, kind in kinds
+            if kind & control
         )
-        text: str = formatter(messages=turns).prompt
-        return self._tokenize(text, add_special=not text.startswith(self._name(begin) or "\0"))
+
+    def _render(self, turns: list[Message]) -> Array:
+        if self._template is None:
+            raise ModelError("the model has no chat template: give text or token ids")
+        rendered = render(self._formatter, turns, self._specials)
+        parts = self._specials.split(rendered)
+        api, begin = self._api, self._api.llama_vocab_bos(self._vocab)
+        if parts is None:
+            named = rendered.text.startswith(self._name(begin) or "\0")
+            return self._tokenize(rendered.text, add_special=not named, parse_special=True)
+        if api.llama_vocab_get_add_bos(self._vocab) and parts[:1] != [begin]:
+            parts.insert(0, begin)
+        if api.llama_vocab_get_add_eos(self._vocab):
+            parts.append(api.llama_vocab_eos(self._vocab))
+        tokens: list[int] = []
+        for part in parts:
+            tokens += [part] if isinstance(part, int) else self._tokenize(part).tolist()
+        return np.array(tokens, np.int32)
 
     def _name(self, token: int) -> str:
         if token < 0:
             return ""
         return str(self._api.llama_vocab_get_text(self._vocab, token).decode())
 
-    def _tokenize(self, text: str, add_special: bool) -> Array:
+    def _tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> Array:
+        """Token ids, int32; with `parse_special` the texts of control tokens become those tokens."""
         data = text.encode()
         out = (ctypes.c_int32 * (len(data) + 8))()
         count = self._api.llama_tokenize(
-            self._vocab, data, len(data), out, len(out), add_special, True
+            self._vocab, data, len(data), out, len(out), add_special, parse_special
         )
         return np.array(out[: max(count, 0)], np.int32)
 

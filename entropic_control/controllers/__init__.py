@@ -1,5 +1,7 @@
 """Controllers: pure, frozen, backend-agnostic; numpy and pydantic only."""
 
+import sys
+
 from entropic_control.controllers.base import Controller, Linear
 from entropic_control.controllers.calibration import (
     CalibratedEntropy,
@@ -8,6 +10,7 @@ from entropic_control.controllers.calibration import (
     fit_temperature,
 )
 from entropic_control.controllers.estimators import Estimator, FullEntropy, TopKEntropy
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.priority import (
     EntropicPriority,
     FirstCome,
@@ -90,4 +93,8 @@ __all__ = [
     "Typical",
     "expected_calibration_error",
     "fit_temperature",
+    "measure",
 ]
+
+# The module's name before it was that of its function; importing from it still works.
+sys.modules[f"{__name__}.measure"] = sys.modules[f"{__name__}.measurement"]

@@ -23,7 +23,7 @@ from entropic_control.controllers import (
     Typical,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure, truncated_before
+from entropic_control.controllers.measurement import measure, truncated_before
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature import Command

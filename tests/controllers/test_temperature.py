@@ -28,7 +28,7 @@ from entropic_control.controllers import (
     Typical,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading, reading
 from entropic_control.controllers.softmax import moments
