@@ -28,6 +28,7 @@ from entropic_control.backends.base import (
     Prompt,
     step_shape,
 )
+from entropic_control.backends.closing import close_off
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import moments, surprisals
@@ -35,6 +36,9 @@ from entropic_control.errors import CapabilityError, DecodeError, NoRoom
 
 _CACHE = 1 << 28
 """Bytes of logits that a plant remembers."""
+
+_PLANT = ("seed", "vocab", "sharpness", "drift", "relax", "bias", "end")
+"""What makes a plant this one and no other: size, speed and abilities do not."""
 
 
 class SimulatedConfig(BackendConfig):
@@ -137,6 +141,8 @@ class Simulated:
             adjacent=config.adjacent,
             block=config.block,
         )
+        plant = {name: getattr(config, name) for name in _PLANT}
+        self.fingerprint = json.dumps(plant)
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())
         # The rows of a large vocabulary together would not fit into memory.
@@ -297,4 +303,4 @@ class Simulated:
         self._clock += seconds
 
     def close(self) -> None:
-        self._texts = [_Text() for _ in range(self.config.slots)]
+        close_off(self)
