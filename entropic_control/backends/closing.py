@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import cache
 from typing import Any, NoReturn
 
@@ -15,7 +14,8 @@ def close_off(backend: Any) -> None:
     The object changes its class, so that a step of an open one pays nothing for it. Attributes such as
     `capabilities` stay: reports are made of them.
     """
-    backend.__class__ = _closed(type(backend))
+    kind: Any = type(backend)
+    backend.__class__ = _closed(kind)
 
 
 class _Closed:
@@ -29,8 +29,7 @@ CLOSED: Any = _Closed()
 
 
 @cache
-def _closed(cls: Hashable) -> type:
-    assert isinstance(cls, type)
+def _closed(cls: type) -> type:
     if getattr(cls, "closed", False):
         return cls
     members: dict[str, Any] = {"closed": True, "close": _nothing, "__module__": cls.__module__}

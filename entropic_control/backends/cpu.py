@@ -43,7 +43,7 @@ def this_cpu() -> Cpu:
 
 
 def _first_core(path: Path) -> dict[str, str]:
-    """What /proc/cpuinfo says of the first core; the others, of which there may be hundreds, are not read."""
+    """What /proc/cpuinfo says of the first core; there may be hundreds, all alike."""
     about: dict[str, str] = {}
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
