@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -146,7 +146,9 @@ class Simulated:
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())
         # The rows of a large vocabulary together would not fit into memory.
-        self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(self._logits_after)
+        self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(
+            partial(_logits_after, config)
+        )
         self._texts = [_Text() for _ in range(config.slots)]
         self._before_drafts: list[list[_Text]] = [[] for _ in range(config.slots)]
         self._clock = 0.0
@@ -206,17 +208,6 @@ class Simulated:
             raise NoRoom(1, f"slot {chunk.slot} would pass its context of {self.config.context}")
         if not np.all((chunk.tokens >= 0) & (chunk.tokens < self.config.vocab)):
             raise DecodeError(-1, f"slot {chunk.slot} was given a token outside the vocabulary")
-
-    def _logits_after(self, token: int) -> Array:
-        """Logits after a token, at no disorder: a property of the seed and the token alone.
-
-        Contexts differ: after some tokens the next is nearly certain, as inside a word.
-        """
-        rng = np.random.default_rng((self.config.seed, token))
-        sharpness = self.config.sharpness * rng.lognormal(0.0, 0.5)
-        row = sharpness * rng.standard_normal(self.config.vocab)
-        row[0] = -np.inf if self.config.end is None else self.config.end
-        return row
 
     def _row(self, text: _Text) -> Array:
         return np.asarray(self._after(text.last) * np.exp(-text.disorder))
@@ -304,3 +295,15 @@ class Simulated:
 
     def close(self) -> None:
         close_off(self)
+
+
+def _logits_after(config: SimulatedConfig, token: int) -> Array:
+    """Logits after a token, at no disorder: a property of the seed and the token alone.
+
+    Contexts differ: after some tokens the next is nearly certain, as inside a word.
+    """
+    rng = np.random.default_rng((config.seed, token))
+    sharpness = config.sharpness * rng.lognormal(0.0, 0.5)
+    row = sharpness * rng.standard_normal(config.vocab)
+    row[0] = -np.inf if config.end is None else config.end
+    return row

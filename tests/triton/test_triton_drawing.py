@@ -112,6 +112,29 @@ def test_a_dry_run_stays_on_the_host() -> None:
     assert tokens_of(run.run(requests(PROMPTS[0], tokens=3)))
 
 
+@pytest.mark.parametrize("order", ["device first", "dry run first", "in turn"])
+def test_engines_on_one_backend_do_not_change_each_other(order: str) -> None:
+    """Where a step leaves its logits belongs to the step: not to the backend, nor to the last engine."""
+    from entropic_control.engine import Engine
+
+    parts: dict[str, Any] = {"temperature": PITemperature(), "truncation": MinP(p=0.1)}
+    alone = [
+        tokens_of(Engine(Config(**parts), backend(sampling="device"), dry_run=dry).run(work()))
+        for dry in (False, True)
+    ]
+    on = backend(sampling="device")
+    dry = order == "dry run first"
+    made = [Engine(Config(**parts), on, dry_run=flag) for flag in (dry, not dry)]
+    turns = (0, 1, 0, 1) if order == "in turn" else (0, 1)
+    for turn in turns:
+        run = made[turn]
+        assert tokens_of(run.run(work())) == alone[run.dry_run]
+
+
+def work() -> Any:
+    return requests(PROMPTS[0], tokens=5)
+
+
 def test_rows_that_lie_together_are_not_copied() -> None:
     block = torch.arange(40.0).view(4, 10)
     rows = [block[1], block[2]]
