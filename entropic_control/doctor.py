@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -92,6 +93,8 @@ def remedy(outcome: Outcome, cpu: Cpu) -> str:
     """What to do about a probe that did not go well."""
     if not outcome.is_the_build:
         return outcome.words
+    if own := os.environ.get(native.PLACE):
+        return f"{native.PLACE} is set to {own!r}, whose library is not ours to build: unset it"
     return (
         f"`entropic doctor --fix` builds llama.cpp for any CPU of this kind, in 5 to 20 minutes; by hand: "
         f"{native_build.plain_rebuild(cpu)}"
@@ -117,7 +120,7 @@ def repair(
         Run a command, and examine what it made.
     """
     outcome, cpu = found.outcome, found.cpu
-    if outcome.works or not outcome.is_the_build:
+    if outcome.works or not outcome.is_the_build or os.environ.get(native.PLACE):
         return found
     build = native_build.plain_rebuild(cpu)
     say(

@@ -325,6 +325,16 @@ def test_what_dies_is_built_anew_once(
         assert "-DGGML_AMX_TILE=OFF" in commands[0][1]["CMAKE_ARGS"]
 
 
+def test_a_library_that_was_named_by_hand_is_not_built_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(native.PLACE, "/opt/llama")
+    words: list[str] = []
+    assert repair(DEAD, words.append, run=lambda *_: 1 // 0, look=lambda: WELL) is DEAD
+    assert words == []
+    assert "unset it" in doctor.remedy(DEAD.outcome, DEAD.cpu)
+
+
 PIP = """
 import os, pathlib, sys
 place = pathlib.Path(__file__).parent

@@ -355,7 +355,7 @@ def test_a_state_goes_on_with_its_own_model_alone(
     if fits:
         assert not restore(tmp_path / "state", backend).idle
         return
-    with pytest.raises(StateError, match="was saved on .*'model'"):
+    with pytest.raises(StateError, match=r"was saved on .*'model'"):
         restore(tmp_path / "state", backend)
     backend.encode("it is still open")
 

@@ -26,6 +26,8 @@ from entropic_control.errors import CapabilityError
 
 SWITCH = "ENTROPIC_PROBE"
 """Environment variable: "off" takes the library on trust."""
+PLACE = "LLAMA_CPP_LIB_PATH"
+"""Environment variable of llama-cpp-python: where its shared libraries are instead."""
 SECONDS = 120.0
 """How long a probe with the default model may take; it needs about two of them."""
 SECONDS_OF_OTHERS = 900.0
@@ -80,7 +82,7 @@ class Outcome(NamedTuple):
 
 def library() -> Path | None:
     """The directory that holds llama.cpp's shared libraries, or None; nothing is loaded."""
-    own = os.environ.get("LLAMA_CPP_LIB_PATH")
+    own = os.environ.get(PLACE)
     if own:
         return Path(own)
     spec = find_spec("llama_cpp")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from families import backend, engine, prompt, requests, tokens_of, torch
+from families import backend, engine, model_of, prompt, requests, tokens_of, torch
 
 from entropic_control.backends.paged.drawing import joined
 from entropic_control.config import Config
@@ -23,6 +26,7 @@ from entropic_control.controllers import (
     TopP,
 )
 from entropic_control.drawing import fits
+from entropic_control.errors import EngineClosed
 
 PROMPTS = [prompt(20 + 11 * n, n) for n in range(4)]
 COLUMNS = (
@@ -166,3 +170,34 @@ def test_a_forced_token_is_taken_on_the_device_too() -> None:
     told = tokens_of(report)[1]
     assert (told[0], told[2]) == (7, 9)
     assert np.isfinite(run.trace.tokens["raw_surprisal"]).all()
+
+
+def test_a_closed_backend_refuses_typed_and_a_dropped_one_is_gone() -> None:
+    on = backend(sampling="device")
+    other = backend(copy.deepcopy(model_of("llama")), sampling="device")
+    run = engine(on, temperature=PITemperature(target=3.0))
+    run.run(work())
+    made = on.fingerprint
+    assert made == other.fingerprint
+    with torch.no_grad():
+        weight = next(other._model.parameters())
+        weight += 1.0
+    del other.__dict__["fingerprint"]
+    assert other.fingerprint != made
+    on.close()
+    on.close()
+    for use in (on.room, on.now, lambda: on.ends, lambda: on.encode([5]), lambda: on.fingerprint):
+        with pytest.raises(EngineClosed, match="the backend was closed"):
+            use()
+    with pytest.raises(EngineClosed):
+        run.run(work())
+    run = engine(other, temperature=PITemperature(target=3.0))
+    run.run(work())
+    gone = weakref.ref(other)
+    gc.collect()
+    gc.disable()
+    try:
+        del other, run, weight
+        assert gone() is None
+    finally:
+        gc.enable()
