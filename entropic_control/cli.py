@@ -1,4 +1,4 @@
-"""The command line: run, plot, kinds, schema, models, bench, vllm-args, and the proofs' commands."""
+"""The command line: run, plot, kinds, schema, models, bench, doctor, vllm-args, and proofs."""
 
 from __future__ import annotations
 
@@ -111,10 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models)
 
     from entropic_control.bench.cli import add_commands as add_bench
+    from entropic_control.doctor import add_commands as add_doctor
     from entropic_control.proof_commands import add_commands as add_proofs
     from entropic_control.vllm_command import add_commands as add_vllm
 
     add_bench(commands)
+    add_doctor(commands)
     add_proofs(commands)
     add_vllm(commands)
     return parser

@@ -72,6 +72,10 @@ class EngineBusy(EntropicError, RuntimeError):
     """The engine is in use by another thread."""
 
 
+class EngineClosed(EntropicError, RuntimeError):
+    """An engine or backend was used after it was closed."""
+
+
 class StateError(EntropicError):
     """A saved engine state that cannot be restored here."""
 

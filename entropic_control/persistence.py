@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from entropic_control.backends.base import Backend
     from entropic_control.engine import Engine
 
-FORMAT = 2
+FORMAT = 3
 STATES = ("temperature", "priority", "pruning", "speculation")
 """The controllers whose states are saved."""
 FITTING = ("name", "vocab", "context", "block")
@@ -104,7 +104,9 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _fitting(backend: Backend) -> dict[str, Any]:
-    return {name: getattr(backend.capabilities, name) for name in FITTING}
+    about = {name: getattr(backend.capabilities, name) for name in FITTING}
+    # Another distribution's backend may have none.
+    return {**about, "model": getattr(backend, "fingerprint", None)}
 
 
 def _describe(work: Sequence, now: float) -> dict[str, Any]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
 
-from entropic_control.backends import models
+from entropic_control.backends import models, native
 from entropic_control.backends.base import (
     Backend,
     BackendConfig,
@@ -26,6 +28,7 @@ from entropic_control.backends.base import (
     Prompt,
 )
 from entropic_control.backends.chat_template import Special, Specials, Turns, render
+from entropic_control.backends.closing import CLOSED, close_off
 from entropic_control.backends.conversion import converted
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.dimensions import Dimensions
@@ -105,6 +108,7 @@ class LlamaCppConfig(BackendConfig):
         path = models.resolve(self.model)
         if self.weights == "file":
             return path
+        native.assure(self.model)
         return converted(path, _round, f"-{self.weights}") / _ROUNDED
 
 
@@ -113,15 +117,19 @@ class LlamaCpp:
 
     Notes
     -----
-    Logits are views into llama.cpp's own buffer: they hold until the next `forward`.
+    Logits are views into llama.cpp's own buffer: they hold until the next `forward`. Its memory is freed
+    by `close`, or when the backend is dropped; not before the last view is.
     """
 
     def __init__(self, config: LlamaCppConfig) -> None:
         self.config = config
-        self._model: Any = None
-        self._context: Any = None
-        self._api = _library()
-        self._open(str(config.file()))
+        native.assure(config.model)
+        self._api: Any = _library()
+        gc.collect()  # the garbage may hold engines: little to Python, 100 MB and more to llama.cpp
+        path = config.file()
+        self._open(str(path))
+        # With the layout of its saved states, which flash attention changes.
+        self.fingerprint = f"{models.digest(path)}{'-flash' * config.flash_attention}"
         api = self._api
         self._memory = api.llama_get_memory(self._context)
         self._vocab = api.llama_model_get_vocab(self._model)
@@ -156,7 +164,7 @@ class LlamaCpp:
         self._pieces: dict[int, bytes] = {}
         self._ending: dict[int, bool] = {}
         # The buffer moves rarely, and making a view of it costs as much as a draw.
-        self._rows = lru_cache(maxsize=64)(self._view)
+        self._rows = lru_cache(maxsize=64)(partial(_view, self._native, size))
         load_compiled()
 
     def _open(self, path: str) -> None:
@@ -167,6 +175,7 @@ class LlamaCpp:
         self._model = api.llama_model_load_from_file(path.encode(), parameters)
         if not self._model:
             raise ModelError(f"llama.cpp could not load {path!r}: {_last_words()}")
+        self._native: Any = _Native(api, self._model)
         trained = int(api.llama_model_n_ctx_train(self._model))
         if config.context > trained:
             self.close()
@@ -182,7 +191,7 @@ class LlamaCpp:
         wanted.n_threads = wanted.n_threads_batch = threads
         wanted.kv_unified = False
         wanted.flash_attn_type = int(config.flash_attention)
-        self._context = api.llama_init_from_model(self._model, wanted)
+        self._context = self._native.open(wanted)
         if not self._context:
             self.close()
             raise ModelError(
@@ -291,8 +300,9 @@ class LlamaCpp:
         for chunk in chunks:
             self._check(chunk)
         outputs = self._batch.fill(chunks)
+        native = self._native  # held, so that no other thread frees it meanwhile
         began = time.perf_counter()
-        code = int(self._api.llama_decode(self._context, self._batch.struct))
+        code = int(self._api.llama_decode(native.context, self._batch.struct))
         seconds = time.perf_counter() - began
         if code != 0:
             for chunk in chunks:
@@ -357,13 +367,6 @@ class LlamaCpp:
             weight_bytes=int(api.llama_model_size(model)),
         )
 
-    def _view(self, address: int, rows: int) -> tuple[Array, list[Array]]:
-        """llama.cpp's output buffer as an array, shape (rows, vocab), and row by row."""
-        vocab = self.capabilities.vocab
-        buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
-        table = np.ctypeslib.as_array(buffer).reshape(rows, vocab)
-        return table, list(table)
-
     def evict(self, slot: int, start: int, stop: int) -> bool:
         if not self.capabilities.can_evict:
             return False
@@ -414,16 +417,17 @@ class LlamaCpp:
         return bytes(self._take(slot))
 
     def _take(self, slot: int) -> memoryview:
-        size = self._api.llama_state_seq_get_size(self._context, slot)
+        native = self._native
+        size = self._api.llama_state_seq_get_size(native.context, slot)
         buffer = (ctypes.c_uint8 * size)()
-        written = self._api.llama_state_seq_get_data(self._context, buffer, size, slot)
+        written = self._api.llama_state_seq_get_data(native.context, buffer, size, slot)
         return memoryview(buffer).cast("B")[:written]
 
     def restore(self, slot: int, data: bytes | memoryview) -> None:
         self.release(slot)
-        size = len(data)
+        native, size = self._native, len(data)
         buffer = (ctypes.c_uint8 * size).from_buffer_copy(data)
-        if self._api.llama_state_seq_set_data(self._context, buffer, size, slot) != size:
+        if self._api.llama_state_seq_set_data(native.context, buffer, size, slot) != size:
             self.release(slot)
             raise DecodeError(-1, f"the engine did not take the saved state of slot {slot}")
         positions = _positions(data)
@@ -441,12 +445,50 @@ class LlamaCpp:
         time.sleep(seconds)
 
     def close(self) -> None:
-        if self._context:
-            self._api.llama_free(self._context)
-            self._context = None
-        if self._model:
-            self._api.llama_model_free(self._model)
-            self._model = None
+        # Freed with the last reference to it, which this is unless somebody still looks at logits.
+        self._native = self._rows = self._api = CLOSED
+        close_off(self)
+
+
+class _Native:
+    """llama.cpp's model and context, freed when nothing refers to them any more.
+
+    Parameters
+    ----------
+    api : module
+        llama-cpp-python's low-level API.
+    model
+        The model's pointer, taken over.
+    """
+
+    def __init__(self, api: ModuleType, model: Any) -> None:
+        self._api = api
+        self._pointers = [model]
+        self.context: Any = None
+        # Not when the interpreter ends: a daemon thread may be decoding, and all is freed then anyhow.
+        weakref.finalize(self, _free, api, self._pointers).atexit = False
+
+    def open(self, wanted: Any) -> Any:
+        """Make the context; its pointer, or nothing if llama.cpp refused."""
+        self.context = self._api.llama_init_from_model(self._pointers[0], wanted)
+        if self.context:
+            self._pointers.append(self.context)
+        return self.context
+
+
+def _free(api: ModuleType, pointers: list[Any]) -> None:
+    model, *contexts = pointers
+    for context in contexts:
+        api.llama_free(context)
+    api.llama_model_free(model)
+
+
+def _view(native: _Native, vocab: int, address: int, rows: int) -> tuple[Array, list[Array]]:
+    """llama.cpp's output buffer as an array, shape (rows, vocab), and row by row."""
+    buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
+    buffer.owner = native  # type: ignore[attr-defined] # whoever looks keeps it from being freed
+    table = np.ctypeslib.as_array(buffer).reshape(rows, vocab)
+    return table, list(table)
 
 
 class _Batch:
@@ -556,6 +598,13 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise CapabilityError(
             "the llama_cpp backend needs llama-cpp-python: pip install 'entropic-control[llama]'"
+        ) from error
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a shared library that is missing, or lacks another one
+        raise CapabilityError(
+            f"llama-cpp-python cannot be loaded: {error}; `entropic doctor` says more"
         ) from error
     api.llama_log_set(_keep_errors(api), None)
     api.llama_backend_init()
