@@ -237,8 +237,9 @@ def sample(
 
     The row is in `whole_blocks`, its temperature not within 0 and `GREEDY`. Column `at` of `counts`, shape
     (2, rows), int64, gets the token (-1 if the row is no distribution, or its temperature not `usable`) and
-    the live tokens; of `valid`, shape (rows,), bool, whether it is drawn from; of `table`, shape (6, rows), float64: H and V, H at T = 1, -ln p of the
-    token at the temperature and at 1, and the mass it did not see.
+    the live tokens; of `valid`, shape (rows,), bool, whether it is drawn from; of `table`, shape (6, rows),
+    float64: H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass it did not
+    see.
     """
     can_be, temperature = softmax.usable(temperature), min(temperature, HOTTEST)
     (highest, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)

@@ -241,10 +241,10 @@ def _cut(
 
 def _estimated(estimator: Estimator, row: Array, of: Moments) -> Estimate:
     estimate = hooks.ask(estimator.estimate, row, of)
-    if isinstance(estimate, tuple) and len(estimate) == len(Estimate._fields):
-        if all(isinstance(x, _NUMBERS) and math.isfinite(x) for x in estimate):
-            if estimate[0] >= -_ROUNDING:
-                return Estimate(*estimate)
+    whole = isinstance(estimate, tuple) and len(estimate) == len(Estimate._fields)
+    known = whole and all(isinstance(x, _NUMBERS) and math.isfinite(x) for x in estimate)
+    if known and estimate[0] >= -_ROUNDING:
+        return Estimate(*estimate)
     raise hooks.fault(
         estimator.estimate,
         f"returned {hooks.described(estimate)}, not four finite numbers with an entropy of 0 or more",
