@@ -118,7 +118,7 @@ class Loops:
         work.pruning = _fresh(config.pruning)
         work.speculation = _fresh(config.speculation)
         length = len(work.prompt) + work.limit
-        if hooks.ask(config.pruning.measures, length):
+        if hooks.integer(config.pruning.measures, hooks.ask(config.pruning.measures, length)):
             numbers = self._numerals.among(work.prompt)
             hook = config.pruning.survey
             work.survey = _checked(hook, hooks.ask(hook, work.prompt, length, numbers), work)

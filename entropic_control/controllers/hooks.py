@@ -67,6 +67,13 @@ def mask(hook: Hook, value: Any, rows: int) -> Array:
     raise fault(hook, f"returned {described(value)}, not a mask of {rows}")
 
 
+def integer(hook: Hook, value: Any) -> int:
+    """A count of 0 or more; `ControllerFault` if it is none."""
+    if isinstance(value, (int, np.integer)) and value >= 0:
+        return int(value)
+    raise fault(hook, f"returned {described(value)}, not a count")
+
+
 def finite(hook: Hook, value: Any, rows: int) -> Array:
     """An array of shape (rows,) of finite numbers; `ControllerFault` if it is none."""
     found = column(hook, value, rows)
