@@ -182,6 +182,7 @@ def check(done: dict[str, Any], undisturbed: dict[str, Any], spoiled: Spoiled, f
             assert work.tokens == whole[: len(work.tokens)]
             if spoiled.aimed:
                 assert name == "victim"
-        elif name != "victim" or fault in HARMLESS:
-            if spoiled.aimed or fault in {"raises", "slow"}:
-                assert work.tokens == whole
+        elif name == "victim" and fault not in HARMLESS:
+            pass  # a value that could be used: its text may be another
+        elif spoiled.aimed or fault in {"raises", "slow"}:
+            assert work.tokens == whole

@@ -202,10 +202,10 @@ def test_what_ends_the_program_is_no_fault(stop: type[BaseException]) -> None:
     it = engine("temperature", broken())
     it.submit_all(requests())
     with pytest.raises(stop):
-        while not it.idle:
+        for _ in iter(lambda: it.idle, True):
             it.step()
 
 
 def test_every_family_is_in_the_table() -> None:
     assert {family for family, _ in TABLE} == set(MEMBERS)
-    assert FIRST == next(iter(list(requests())[1].prompt))
+    assert next(iter(list(requests())[1].prompt)) == FIRST

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from faulty import FAMILIES, FAULTS, Spoiled, check, finished, hooks_of, requests
 from families import backend
+from faulty import FAMILIES, FAULTS, Spoiled, check, finished, hooks_of, requests
 
 from entropic_control import Engine
 from entropic_control.config import Config
