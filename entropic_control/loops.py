@@ -351,8 +351,12 @@ def _fresh(controller: Any, **own: Any) -> Any:
 
 
 def _updated(controller: Any, state: Any, reading: Reading, rows: int) -> tuple[Array, Any]:
-    told = hooks.ask(controller.update, state, reading)
-    return hooks.moved(controller.update, told, state, rows)
+    hook = controller.update
+    told, state = hooks.moved(hook, hooks.ask(hook, state, reading), state, rows)
+    # Whoever spoils a column has most likely spoiled the state of every row with it.
+    if told.dtype.kind == "f":
+        hooks.finite(hook, told, rows)
+    return told, state
 
 
 def _checked(hook: hooks.Hook, survey: Any, work: Work) -> Survey:

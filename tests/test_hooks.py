@@ -202,8 +202,7 @@ def test_what_ends_the_program_is_no_fault(stop: type[BaseException]) -> None:
     it = engine("temperature", broken())
     it.submit_all(requests())
     with pytest.raises(stop):
-        for _ in iter(lambda: it.idle, True):
-            it.step()
+        finished(it, [])
 
 
 def test_every_family_is_in_the_table() -> None:

@@ -68,10 +68,10 @@ def mask(hook: Hook, value: Any, rows: int) -> Array:
 
 
 def integer(hook: Hook, value: Any) -> int:
-    """A count of 0 or more; `ControllerFault` if it is none."""
-    if isinstance(value, (int, np.integer)) and value >= 0:
+    """A whole number; `ControllerFault` if it is none."""
+    if isinstance(value, (int, np.integer)):
         return int(value)
-    raise fault(hook, f"returned {described(value)}, not a count")
+    raise fault(hook, f"returned {described(value)}, not a whole number")
 
 
 def finite(hook: Hook, value: Any, rows: int) -> Array:
