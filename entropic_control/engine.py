@@ -18,16 +18,20 @@ from entropic_control.config import Config
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.priority import Candidates, FirstCome, Forced, Limits
 from entropic_control.errors import (
+    CacheError,
     CapabilityError,
+    ControllerFault,
     DecodeError,
     EngineBusy,
     EngineClosed,
+    EntropicError,
     LogitsError,
     NoRoom,
     RequestError,
 )
 from entropic_control.intake import Intake, rejected
-from entropic_control.loops import Loops, Record
+from entropic_control.loops import Loops, Record, failure
+from entropic_control.ordering import Ordering
 from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
@@ -76,7 +80,7 @@ class Engine:
         self._step_number = 0
         self._cancelled: set[str] = set()
         self._turn = _Turn()
-        self._order = FirstCome() if dry_run else config.priority
+        self._order = Ordering(FirstCome() if dry_run else config.priority, self._by_arrival)
         try:
             require(config, self.backend.capabilities)
         except CapabilityError:
@@ -236,7 +240,7 @@ class Engine:
         results, engine_seconds = self._forward(shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
         tau, accepted = self._sample(results, events)
-        self._prune()
+        self._prune(events)
         self._record_step(clock, shape, engine_seconds, tau, accepted, seating.reason)
         self._step_number += 1
         return events
@@ -294,6 +298,7 @@ class Engine:
                 1, f"no KV cells are left for request {work.id!r}, and no other can give way"
             )
             self._fail(work, error, events)
+        self._fail_faulty(events)
         return seating
 
     def _seated(
@@ -308,6 +313,10 @@ class Engine:
             pays=pays,
             overtaking=self._order.overtaking,
         )
+
+    def _by_arrival(self, fault: ControllerFault) -> None:
+        """A step goes by arrival because the controller failed."""
+        self._note("fault", self._live[0], reason=str(fault))
 
     def _side_by_side(self, shares: list[Share]) -> list[Share]:
         """The shares in the order of their slots, the rows that decode brought together."""
@@ -350,10 +359,12 @@ class Engine:
 
     def _forward(self, chosen: list[Share], events: list[Event]) -> tuple[list[_Result], float]:
         """Run the step. If the engine fails, each sequence is tried alone, so that one fails alone."""
-        chunks = [self._chunk(work, tokens) for work, tokens in chosen]
+        chosen, chunks = self._chunks(chosen, events)
+        if not chunks:
+            return [], 0.0
         try:
             forward = self._loops.forward(self.backend, chunks)
-        except DecodeError as error:
+        except Exception as error:  # noqa: BLE001 - of anybody's code
             if self._speculator is not None and self._speculator.withdraw(w for w, _ in chosen):
                 self._note(
                     "retried", chosen[0][0], reason=f"without drafts: {error}", rows=len(chosen)
@@ -378,6 +389,20 @@ class Engine:
                     work.ledger.attended(looked.number, looked.mass)
         return results, forward.seconds
 
+    def _chunks(self, chosen: list[Share], events: list[Event]) -> tuple[list[Share], list[Chunk]]:
+        """What each sequence is fed; those that a controller fails drop out."""
+        chunks = []
+        for work, tokens in chosen:
+            if work.fault is None:
+                try:
+                    chunks.append(self._chunk(work, tokens))
+                except ControllerFault as error:
+                    work.fault = failure(work, error)
+        if len(chunks) < len(chosen):
+            chosen = [share for share in chosen if share[0].fault is None]
+            self._fail_faulty(events)
+        return chosen, chunks
+
     def _chunk(self, work: Work, tokens: int) -> Chunk:
         assert work.slot is not None
         return Chunk(
@@ -392,7 +417,7 @@ class Engine:
         )
 
     def _one_by_one(
-        self, chosen: list[Share], error: DecodeError, events: list[Event]
+        self, chosen: list[Share], error: Exception, events: list[Event]
     ) -> tuple[list[_Result], float]:
         self._note("retried", chosen[0][0], reason=str(error), rows=len(chosen))
         results: list[_Result] = []
@@ -403,10 +428,16 @@ class Engine:
             results += [(w, c, [_kept(row) for row in rows], s) for w, c, rows, s in alone]
         return results, total
 
-    def _resync(self, work: Work, error: DecodeError, events: list[Event]) -> None:
+    def _resync(self, work: Work, error: Exception, events: list[Event]) -> None:
         """Believe the engine about what it holds, and end the request that it refused."""
         if work.slot is not None:
-            work.ledger.resync(self.backend.held(work.slot))
+            try:
+                held = self.backend.held(work.slot)
+            except Exception:  # noqa: BLE001 - of anybody's code
+                held = np.zeros(0, np.int64)
+            work.ledger.resync(held)
+        if not isinstance(error, EntropicError):
+            error = DecodeError(-1, f"the engine raised {error!r}")
         self._fail(work, error, events)
 
     # -- sample -----------------------------------------------------------------------------------
@@ -453,10 +484,11 @@ class Engine:
             sampled.passed,
             strict=True,
         )
-        for work, token, entropy, surprisal, nats in rows_of:
+        for place, (work, token, entropy, surprisal, nats) in enumerate(rows_of):
             if token < 0:
                 reason = "the model gave no usable distribution (all masked, NaN or +inf)"
-                self._fail(work, LogitsError(work.id, reason), events)
+                error = sampled.errors.get(place) or LogitsError(work.id, reason)
+                self._fail(work, error, events)
                 continue
             work.raw_entropy = entropy
             work.tau += nats
@@ -500,14 +532,26 @@ class Engine:
 
     # -- record -----------------------------------------------------------------------------------
 
-    def _prune(self) -> None:
+    def _prune(self, events: list[Event]) -> None:
         # Asked of a short one, the controller would first have to be brought up to date.
         least = self.config.pruning.min_tokens
         for work in [w for w in self._live if w.ledger.length >= least]:
-            if self.dry_run:
-                would_prune(work, self.config.pruning, self._note)
-            else:
-                prune(work, self.config.pruning, self.backend, self._note)
+            try:
+                if self.dry_run:
+                    would_prune(work, self.config.pruning, self._note)
+                else:
+                    prune(work, self.config.pruning, self.backend, self._note)
+            except ControllerFault as error:
+                work.fault = failure(work, error)
+            except CacheError as error:
+                self._resync(work, error, events)
+        self._fail_faulty(events)
+
+    def _fail_faulty(self, events: list[Event]) -> None:
+        """End the requests that a controller or the engine has failed since this was last asked."""
+        for work in [w for w in self._live if w.fault is not None]:
+            assert work.fault is not None
+            self._fail(work, work.fault, events)
 
     def _note(self, what: str, work: Work, **details: Any) -> None:
         self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)

@@ -48,6 +48,18 @@ class BudgetError(RequestError):
     """A KV budget that cannot hold the blocks that must stay."""
 
 
+class ControllerError(RequestError):
+    """A controller raised at this request's row, or returned what it may not."""
+
+
+class CacheError(RequestError):
+    """The engine failed at moving, restoring or freeing this request's keys and values."""
+
+
+class ControllerFault(EntropicError):
+    """A controller raised, or returned what it may not; the message names it, its method and the value."""
+
+
 class DecodeError(EntropicError):
     """The inference engine refused a step.
 

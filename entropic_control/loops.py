@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -11,14 +11,23 @@ import numpy as np
 
 from entropic_control.backends.base import Backend, Chunk, Forward
 from entropic_control.config import Config
+from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.measurement import sample, truncated_before
 from entropic_control.controllers.priority import fallen
+from entropic_control.controllers.pruning import Survey
 from entropic_control.controllers.sampling import uniform
-from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.signals import Reading, joined, rows_of, unread
 from entropic_control.controllers.state import Together, stack
 from entropic_control.controllers.temperature import Command
 from entropic_control.drawing import DeviceDraw
+from entropic_control.errors import (
+    ConfigError,
+    ControllerError,
+    ControllerFault,
+    EntropicError,
+    RequestError,
+)
 from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import TOKEN_COLUMNS
@@ -35,14 +44,16 @@ class Sampled(NamedTuple):
     """What one step measured, commanded and drew, by row."""
 
     tokens: list[int]
-    """Token ids; -1 where the row was no distribution."""
+    """Token ids; -1 where the row was no distribution, or has an error."""
     reading: Reading
     commanded: Array
     """The temperature for the next step."""
-    state: Any
-    """The temperature states after the step."""
+    states: list[Any]
+    """The temperature states after the step: one of all rows, or one of each."""
     passed: list[float]
     """Entropic time of the step, nats."""
+    errors: Mapping[int, Exception] = {}
+    """By row: why it could not be measured, controlled or drawn. Its states are as before."""
 
 
 class Record(NamedTuple):
@@ -82,18 +93,36 @@ class Loops:
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
     def enter(self, work: Work) -> None:
-        """Give a sequence fresh states, with its own settings where it has any."""
-        work.temperature = self.config.temperature.init(1, **work.request.temperature)
-        if self._dry_run and not self.config.temperature.reads_logits:
-            work.start = float(self.config.temperature.command(work.temperature).temperature[0])
+        """Give a sequence fresh states, with its own settings where it has any.
+
+        Raises
+        ------
+        ConfigError
+            If a setting is unknown or out of range.
+        ControllerError
+            If a controller raises, or gives what is no state or survey.
+        """
+        try:
+            self._enter(work)
+        except ControllerFault as fault:
+            raise ControllerError(work.id, str(fault)) from fault
+
+    def _enter(self, work: Work) -> None:
+        config = self.config
+        work.temperature = _fresh(config.temperature, **work.request.temperature)
+        if self._dry_run and not config.temperature.reads_logits:
+            told = hooks.ask(config.temperature.command, work.temperature)
+            command = hooks.command(config.temperature.command, told, 1)
+            work.start = float(command.temperature[0])
         self.adopt(work)
-        work.priority = self.config.priority.init(1)
-        work.pruning = self.config.pruning.init(1)
-        work.speculation = self.config.speculation.init(1)
+        work.priority = _fresh(config.priority)
+        work.pruning = _fresh(config.pruning)
+        work.speculation = _fresh(config.speculation)
         length = len(work.prompt) + work.limit
-        if self.config.pruning.measures(length):
+        if hooks.integer(config.pruning.measures, hooks.ask(config.pruning.measures, length)):
             numbers = self._numerals.among(work.prompt)
-            work.survey = self.config.pruning.survey(work.prompt, length, numbers)
+            hook = config.pruning.survey
+            work.survey = _checked(hook, hooks.ask(hook, work.prompt, length, numbers), work)
             work.ledger.record(0, work.survey.estimate)
 
     def adopt(self, work: Work) -> None:
@@ -102,8 +131,11 @@ class Loops:
         work.catch_up = self._catch_up
 
     def flows(self, works: Sequence[Work]) -> Any:
-        """The priority states of sequences, in one."""
-        return self._priorities.stack([work.priority for work in works])
+        """The priority states of sequences, in one; None if they are not alike, which is to rank nobody."""
+        try:
+            return self._priorities.stack([work.priority for work in works])
+        except Exception:  # noqa: BLE001 - of anybody's code
+            return None
 
     def watches(self, work: Work) -> bool:
         """Whether the attention of the sequence's next token is wanted."""
@@ -114,20 +146,38 @@ class Loops:
         return backend.forward(chunks) if self._device is None else self._device.forward(chunks)
 
     def selected(self, work: Work) -> Array | None:
-        """Numbers of the blocks that the sequence's next token attends to; None for all."""
+        """Numbers of the blocks that the sequence's next token attends to; None for all.
+
+        Raises
+        ------
+        ControllerFault
+            If the controller raises, or chooses by what is no mask of them.
+        """
         pruning = self.config.pruning
         if not pruning.selects or self._dry_run or work.prompt_left:
             return None
         view = work.ledger.view()
-        mask = pruning.select(work.pruning, view)
-        return None if mask is None else view.number[mask]
+        mask = hooks.ask(pruning.select, work.pruning, view)
+        if mask is None:
+            return None
+        return view.number[hooks.mask(pruning.select, mask, len(view.number))]
 
     def step(self, works: Sequence[Work], logits: list[Array]) -> Sampled:
         """Measure each row, draw its token, and update its controllers.
 
         A row that is no distribution draws no token and moves no state. A forced token takes the place
-        of a draw, and is measured like one.
+        of a draw, and is measured like one. If a controller fails, each row is tried alone: states are
+        values, and a random number belongs to its seed and token, so that the others come out as they
+        would have together.
         """
+        try:
+            return self._step(works, logits)
+        except Exception as error:  # noqa: BLE001 - of anybody's code
+            if len(works) == 1:
+                return self._failed(works[0], error)
+        return _joined([self.step([work], [row]) for work, row in zip(works, logits, strict=True)])
+
+    def _step(self, works: Sequence[Work], logits: list[Array]) -> Sampled:
         config, count = self.config, len(works)
         state = self._temperatures.stack([work.temperature for work in works])
         draw: Any = self._draw
@@ -136,19 +186,27 @@ class Loops:
         elif self._device is not None:
             draw = self._device
         tokens, reading, commanded, state = draw(works, logits, state)
+        guessing = None
+        if config.speculation.drafts:
+            guessing = self._guesses.stack([work.speculation for work in works])
+            guessing = _updated(config.speculation, guessing, reading, count)[1]
+        # Nothing of the step has been kept so far, and nothing of what follows can fail.
         for work, own in zip(works, self._temperatures.split(state, count), strict=True):
             work.temperature = own
+        if guessing is not None:
+            for work, one in zip(works, self._guesses.split(guessing, count), strict=True):
+                work.speculation = one
         self._unread.append((works, reading))
         if len(self._unread) >= _TOGETHER:
             self._catch_up()
-        if config.speculation.drafts:
-            guessing = self._guesses.stack([work.speculation for work in works])
-            _, guessing = config.speculation.update(guessing, reading)
-            for work, one in zip(works, self._guesses.split(guessing, count), strict=True):
-                work.speculation = one
         entropies = zip(works, reading.raw_entropy.tolist(), strict=True)
         passed = [fallen(work.raw_entropy, entropy) for work, entropy in entropies]
-        return Sampled(tokens, reading, commanded, state, passed)
+        return Sampled(tokens, reading, commanded, [state], passed)
+
+    def _failed(self, work: Work, error: Exception) -> Sampled:
+        unknown = np.full(1, np.nan)
+        why = failure(work, error)
+        return Sampled([-1], unread(), unknown, [work.temperature], [0.0], {0: why})
 
     def _catch_up(self) -> None:
         """Show the priority and pruning loops what was measured since they were last looked at.
@@ -158,16 +216,31 @@ class Loops:
         """
         unread, self._unread = self._unread, []
         for works, group in groupby(unread, key=itemgetter(0)):
-            priority = self.flows(works)
+            self._take_in(works, [reading for _, reading in group])
+
+    def _take_in(self, works: Sequence[Work], readings: list[Reading]) -> None:
+        """`_catch_up` of some sequences; one whose controller fails keeps its states, and the fault."""
+        count = len(works)
+        try:
+            priority = self._priorities.stack([work.priority for work in works])
             pruning = self._prunings.stack([work.pruning for work in works])
-            for _, reading in group:
-                _, priority = self.config.priority.update(priority, reading)
-                prunable, pruning = self.config.pruning.update(pruning, reading)
-            priorities = self._priorities.split(priority, len(works))
-            prunings = self._prunings.split(pruning, len(works))
+            for reading in readings:
+                _, priority = _updated(self.config.priority, priority, reading, count)
+                prunable, pruning = _updated(self.config.pruning, pruning, reading, count)
+            prunable = hooks.mask(self.config.pruning.update, prunable, count)
+        except Exception as error:  # noqa: BLE001 - of anybody's code
+            if count == 1:
+                works[0].fault = failure(works[0], error)
+                return
             for row, work in enumerate(works):
-                work.priority, work.pruning = priorities[row], prunings[row]
-                work.prunable = bool(prunable[row])
+                own = slice(row, row + 1)
+                self._take_in([work], [rows_of(reading, own) for reading in readings])
+            return
+        priorities = self._priorities.split(priority, count)
+        prunings = self._prunings.split(pruning, count)
+        for row, work in enumerate(works):
+            work.priority, work.pruning = priorities[row], prunings[row]
+            work.prunable = bool(prunable[row])
 
     def _draw(
         self, works: Sequence[Work], logits: list[Array], state: Any
@@ -184,7 +257,11 @@ class Loops:
             None if self._gains is None else (state, self._gains),
         )
         if moved is None:
-            commanded, state = config.temperature.update(state, reading)
+            hook = config.temperature.update
+            commanded, state = hooks.moved(hook, hooks.ask(hook, state, reading), state, len(works))
+            # A row that drew no token fails for that, whatever is commanded then.
+            drawn = commanded if -1 not in tokens else commanded[reading.valid]
+            hooks.temperatures(hook, drawn, len(drawn))
         else:
             state, command = self._next = moved, config.temperature.command(moved)
             commanded = command.temperature
@@ -196,21 +273,25 @@ class Loops:
             return Command(np.array([work.start for work in works]))
         if self._next is not None and state is self._next[0]:
             return self._next[1]
-        if not temperature.reads_logits:
-            return temperature.command(state)
-        return temperature.command(state, truncated_before(logits, self.config.truncation))
+        if temperature.reads_logits:
+            seen = truncated_before(logits, self.config.truncation)
+            command = hooks.ask(temperature.command, state, seen)
+        else:
+            command = hooks.ask(temperature.command, state)
+        return hooks.command(temperature.command, command, len(works))
 
     def columns(self, records: Sequence[Record]) -> dict[str, Any]:
         """The trace columns of some steps."""
         steps, times, accounts, sampled = zip(*records, strict=True)
         counts = [len(rows) for rows in accounts]
         request, token, cells, tau = zip(*chain.from_iterable(accounts), strict=True)
-        state = stack([s.state for s in sampled])
         reading = {
             name: np.concatenate([getattr(s.reading, name) for s in sampled]) for name in _READ
         }
-        temperature = self.config.temperature
-        targets = temperature.targets(state)
+        target, saturated, feasible = self._aims(
+            [state for s in sampled for state in s.states],
+            [live for s in sampled for live in np.split(s.reading.live, len(s.states))],
+        )
         return {
             "step": np.repeat(steps, counts),
             "time": np.repeat(times, counts),
@@ -219,9 +300,88 @@ class Loops:
             "token_id": list(chain.from_iterable(s.tokens for s in sampled)),
             "commanded": np.concatenate([s.commanded for s in sampled]),
             **reading,
-            "target": np.nan if targets is None else targets,
-            "saturated": temperature.saturated(state),
-            "feasible": temperature.feasible(state, reading["live"]),
+            "target": target,
+            "saturated": saturated,
+            "feasible": feasible,
             "cells": cells,
             "tau": np.add(tau, list(chain.from_iterable(s.passed for s in sampled))),
         }
+
+    def _aims(self, states: Sequence[Any], live: Sequence[Array]) -> tuple[Array, Array, Array]:
+        """Target, saturation and feasibility of some steps' rows, for the trace.
+
+        Where the controller fails to say, which moves nothing, they are NaN, 0 and true.
+        """
+        temperature, rows = self.config.temperature, sum(map(len, live))
+        try:
+            state, together = stack(states), np.concatenate(live)
+            target = hooks.ask(temperature.targets, state)
+            if target is None:
+                target = np.full(rows, np.nan)
+            saturated = hooks.ask(temperature.saturated, state)
+            feasible = hooks.ask(temperature.feasible, state, together)
+            return (
+                hooks.column(temperature.targets, target, rows),
+                hooks.finite(temperature.saturated, saturated, rows),
+                hooks.mask(temperature.feasible, feasible, rows),
+            )
+        except Exception:  # noqa: BLE001 - of anybody's code
+            if len(states) == 1:
+                return np.full(rows, np.nan), np.zeros(rows), np.ones(rows, np.bool_)
+        each = [self._aims([state], [own]) for state, own in zip(states, live, strict=True)]
+        target, saturated, feasible = (np.concatenate(column) for column in zip(*each, strict=True))
+        return target, saturated, feasible
+
+
+def failure(work: Work, error: Exception) -> Exception:
+    """What a sequence fails with for an error that is its own."""
+    if isinstance(error, ControllerFault):
+        typed: Exception = ControllerError(work.id, str(error))
+    elif isinstance(error, EntropicError):
+        return error
+    else:
+        typed = RequestError(work.id, f"its step could not be completed: {error!r}")
+    typed.__cause__ = error
+    return typed
+
+
+def _fresh(controller: Any, **own: Any) -> Any:
+    try:
+        state = controller.init(1, **own)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise hooks.fault(controller.init, f"raised {error!r}") from error
+    return hooks.fresh(controller.init, state)
+
+
+def _updated(controller: Any, state: Any, reading: Reading, rows: int) -> tuple[Array, Any]:
+    hook = controller.update
+    told, state = hooks.moved(hook, hooks.ask(hook, state, reading), state, rows)
+    # Whoever spoils a column has most likely spoiled the state of every row with it.
+    if told.dtype.kind == "f":
+        hooks.finite(hook, told, rows)
+    return told, state
+
+
+def _checked(hook: hooks.Hook, survey: Any, work: Work) -> Survey:
+    """A survey of a sequence's prompt; `ControllerFault` if it is none."""
+    size = len(work.prompt)
+    if not isinstance(survey, Survey):
+        raise hooks.fault(hook, f"returned {hooks.described(survey)}, not a Survey")
+    hooks.column(hook, survey.estimate, size)
+    hooks.mask(hook, survey.measured, size)
+    hooks.finite(hook, survey.extra, size)
+    return survey
+
+
+def _joined(parts: Sequence[Sampled]) -> Sampled:
+    """What steps of single rows come to."""
+    return Sampled(
+        tokens=[part.tokens[0] for part in parts],
+        reading=joined([part.reading for part in parts]),
+        commanded=np.concatenate([part.commanded for part in parts]),
+        states=[part.states[0] for part in parts],
+        passed=[part.passed[0] for part in parts],
+        errors={row: part.errors[0] for row, part in enumerate(parts) if part.errors},
+    )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from entropic_control.backends.base import Backend, runs
-from entropic_control.errors import DecodeError
 from entropic_control.sequence import Sequence as Work
 
 Move = tuple[Work, int]
@@ -55,7 +55,9 @@ def _moved(work: Work, slot: int, backend: Backend) -> bool:
     began, cells = backend.now(), work.ledger.cells
     try:
         backend.restore(slot, backend.save(work.slot))
-    except DecodeError:
+    except Exception:  # noqa: BLE001 - of anybody's code
+        with suppress(Exception):
+            backend.release(slot)  # of what was put there in part
         return False  # it stays where it is, whole
     backend.release(work.slot)
     work.slot = slot

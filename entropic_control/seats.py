@@ -8,7 +8,9 @@ from typing import NamedTuple
 from entropic_control.backends.base import Backend
 from entropic_control.controllers.priority import Forced
 from entropic_control.controllers.pruning import BLOCK
+from entropic_control.errors import CacheError
 from entropic_control.neighbours import gather
+from entropic_control.pruner import still_holds
 from entropic_control.sequence import Sequence as Work
 
 Share = tuple[Work, int]
@@ -108,9 +110,9 @@ class Seats:
         first, wanted = shares[0]
         needs = sum(self._missing(work, tokens) for work, tokens in shares)
         if needs > self._backend.room():
-            gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
+            gone, stuck = self._clear_for(first, min(wanted, BLOCK), order(), reason)
             fits = self._fits(first, 1)
-            if not fits and self._backend.capabilities.can_swap:
+            if not fits and self._backend.capabilities.can_swap and not stuck:
                 return Seating([], reason, starved=first)
             shares = self._what_fits([share for share in shares if share[0] not in gone])
             if not shares and not fits:
@@ -121,7 +123,7 @@ class Seats:
         for work, _ in shares:
             if work.slot is None:
                 self._seat(work)
-        return Seating(shares, reason)
+        return Seating([share for share in shares if share[0].fault is None], reason)
 
     def can_run(self, work: Work) -> bool:
         """Whether a sequence holds a slot, or can have one without another giving way."""
@@ -143,10 +145,10 @@ class Seats:
         if not self.can_run(first) and self._backend.capabilities.can_swap:
             if forced == "patience":
                 claims = True
-                gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
+                gone, _ = self._clear_for(first, min(wanted, BLOCK), order(), reason)
             elif self._claims(first, order(), forced, pays):
                 first.claimed = claims = True
-                gone = self._clear_for(first, _growth(first, AHEAD), order(), reason)
+                gone, _ = self._clear_for(first, _growth(first, AHEAD), order(), reason)
         shares: list[Share] = []
         seated, room, passing = list(self._seated), self._backend.room(), True
         for work, tokens in plan:
@@ -205,25 +207,42 @@ class Seats:
     def leave(self, work: Work) -> None:
         """Free the slot of a sequence, if it has one."""
         if work.slot is not None:
-            self._backend.release(work.slot)
-            self._free = sorted([*self._free, work.slot])
+            slot, work.slot = work.slot, None
             self._seated.remove(work)
-            work.slot = None
+            self._empty(slot)
 
-    def _clear_for(self, first: Work, tokens: int, order: list[Work], reason: str) -> list[Work]:
+    def _empty(self, slot: int) -> None:
+        """Release a slot; one that the engine fails to release is not used again."""
+        try:
+            self._backend.release(slot)
+        except Exception:  # noqa: BLE001 - of anybody's code
+            return
+        self._free = sorted([*self._free, slot])
+
+    def _clear_for(
+        self, first: Work, tokens: int, order: list[Work], reason: str
+    ) -> tuple[list[Work], bool]:
+        """Who gave way, and whether somebody could not because the engine failed at saving it."""
         gone: list[Work] = []
+        stuck = False
         others = [work for work in order if work.slot is not None and work is not first]
         while others and self._backend.capabilities.can_swap and not self._fits(first, tokens):
             work = others.pop()
             assert work.slot is not None
             began = self._backend.now()
-            work.swapped = self._backend.save(work.slot) if work.ledger.length else None
+            try:
+                work.swapped = self._backend.save(work.slot) if work.ledger.length else None
+            except Exception as error:  # noqa: BLE001 - of anybody's code
+                stuck = True
+                if not still_holds(work, self._backend):
+                    work.fault = CacheError(work.id, f"the engine failed at saving it: {error!r}")
+                continue  # it keeps its place, and what it holds
             work.swap_seconds = self._backend.now() - began
             self.leave(work)
             work.preemptions += 1
             self._preempted(work, f"made room for {first.id}: {reason}")
             gone.append(work)
-        return gone
+        return gone, stuck
 
     def _what_fits(self, plan: Sequence[Share]) -> list[Share]:
         shares: list[Share] = []
@@ -238,14 +257,24 @@ class Seats:
         return shares
 
     def _seat(self, work: Work) -> None:
-        work.slot = self._free.pop(0)
-        self._seated.append(work)
+        slot = self._free.pop(0)
         if work.swapped is not None:
             began = self._backend.now()
-            self._backend.restore(work.slot, work.swapped)
+            try:
+                self._backend.restore(slot, work.swapped)
+            except Exception as error:  # noqa: BLE001 - of anybody's code
+                self._empty(slot)  # what was put back of it is no use to anybody
+                work.swapped = None
+                work.fault = CacheError(
+                    work.id, f"its keys and values cannot be put back: {error!r}"
+                )
+                work.fault.__cause__ = error
+                return
             work.swapped = None
             seconds = work.swap_seconds + self._backend.now() - began
             self._backend.cost.observe_swap(work.ledger.cells, seconds)
+        work.slot = slot
+        self._seated.append(work)
 
     def _missing(self, work: Work, tokens: int) -> int:
         """KV cells it takes to run `tokens` tokens of a sequence."""

@@ -105,6 +105,8 @@ class Sequence:
         self.finished: float | None = None
         self.reason: FinishReason | None = None
         self.error: Exception | None = None
+        self.fault: Exception | None = None
+        """What a controller or the engine did wrong by it, for which it is to fail."""
         self.longest_wait = 0
         self.preemptions = 0
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from entropic_control.backends.base import Backend, Reversible
 from entropic_control.config import Config
+from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array
-from entropic_control.errors import DecodeError
+from entropic_control.errors import ControllerFault
+from entropic_control.loops import failure
 from entropic_control.pruner import is_due
 from entropic_control.seats import Share
 from entropic_control.sequence import Sequence as Work
@@ -43,29 +45,58 @@ class Speculator:
     def propose(self, shares: Sequence[Share]) -> None:
         """Give every decoding sequence of a step the draft that is worth its time, or none.
 
-        Drafts take the room that the step leaves: no other sequence gives way for a guess.
+        Drafts take the room that the step leaves: no other sequence gives way for a guess. A sequence
+        whose guess fails has a fault; if the plan of all guesses fails, nothing is drafted.
         """
         decoding = [work for work, _ in shares if not work.prompt_left]
         taken = sum(tokens for _, tokens in shares)
         room = min(self._backend.capabilities.step_tokens, self._backend.room()) - taken
-        guessing = []
+        guessing, chances = [], []
         for work in decoding:
             work.draft = []
-            guess = self._speculation.guess(work.speculation, work.so_far())
-            work.guess = guess[: work.decode_left - 1]  # the last one of all is drawn and never fed
-            if work.guess.size:
-                guessing.append(work)
+            try:
+                guess = self._guess(work)
+                work.guess = guess[: work.decode_left - 1]  # the last of all is drawn and never fed
+                if work.guess.size:
+                    chances.append(self._chances(work))
+                    guessing.append(work)
+            except ControllerFault as fault:
+                work.fault = failure(work, fault)
         if not guessing or room < 1:
             return
-        lengths = self._speculation.plan(
-            [self._speculation.chances(work.speculation, work.guess) for work in guessing],
-            len(decoding),
-            max(self._backend.extent(work.slot) for work in decoding if work.slot is not None),
-            self._backend.cost,
-            room,
-        )
-        for work, length in zip(guessing, lengths.tolist(), strict=True):
+        longest = max(self._backend.extent(work.slot) for work in decoding if work.slot is not None)
+        try:
+            lengths = self._lengths(chances, len(decoding), longest, room)
+        except ControllerFault:
+            return  # a draft changes no token
+        for work, length in zip(guessing, lengths, strict=True):
             work.draft = work.guess[:length].tolist()
+
+    def _guess(self, work: Work) -> Array:
+        hook = self._speculation.guess
+        guess = hooks.ask(hook, work.speculation, work.so_far())
+        size = len(guess) if isinstance(guess, np.ndarray) and guess.ndim else 0
+        found = hooks.column(hook, guess, size, "iu")
+        vocab = self._backend.capabilities.vocab
+        if size and not (found.min() >= 0 and found.max() < vocab):
+            raise hooks.fault(
+                hook, f"returned {hooks.described(found)}, not token ids below {vocab}"
+            )
+        return found
+
+    def _chances(self, work: Work) -> Array:
+        hook = self._speculation.chances
+        return hooks.finite(hook, hooks.ask(hook, work.speculation, work.guess), len(work.guess))
+
+    def _lengths(self, chances: list[Array], rows: int, longest: int, room: int) -> list[int]:
+        hook = self._speculation.plan
+        told = hooks.ask(hook, chances, rows, longest, self._backend.cost, room)
+        lengths: list[int] = hooks.column(hook, told, len(chances), "iu").tolist()
+        most = [len(own) for own in chances]
+        within = all(0 <= length <= size for length, size in zip(lengths, most, strict=True))
+        if not within or sum(lengths) > room:
+            raise hooks.fault(hook, f"drafts {lengths} of {most} tokens, where {room} have room")
+        return lengths
 
     @staticmethod
     def withdraw(works: Iterable[Work]) -> bool:
@@ -111,22 +142,33 @@ class Speculator:
         """
         if work.reason is not None or depth >= len(work.draft):
             return False
-        return work.tokens[-1] == work.draft[depth] and not is_due(work, self._pruning)
+        if work.tokens[-1] != work.draft[depth]:
+            return False
+        try:
+            return not is_due(work, self._pruning)
+        except ControllerFault as fault:
+            work.fault = failure(work, fault)
+            return False
 
     def _learn(self, work: Work, drawn: list[int]) -> None:
         compared = min(len(drawn), len(work.guess))
         # Drawing ends with the first that differs, so that only the last can be wrong.
         right = int(np.sum(work.guess[:compared] == np.array(drawn[:compared])))
-        work.speculation = self._speculation.learn(work.speculation, right, right < compared)
+        hook = self._speculation.learn
+        try:
+            learnt = hooks.ask(hook, work.speculation, right, right < compared)
+            work.speculation = hooks.alike(hook, learnt, work.speculation)
+        except ControllerFault as fault:
+            work.fault = failure(work, fault)
 
-    def take_back(self, works: Iterable[Work]) -> list[tuple[Work, DecodeError]]:
+    def take_back(self, works: Iterable[Work]) -> list[tuple[Work, Exception]]:
         """Have the engine forget the drafts that did not hold; returns where it refused."""
-        refused = []
+        refused: list[tuple[Work, Exception]] = []
         for work in works:
             if work.draft and work.slot is not None:
                 try:
                     self._forget_after(work.slot, work.ledger.length)
-                except DecodeError as error:
+                except Exception as error:  # noqa: BLE001 - of anybody's code
                     refused.append((work, error))
             work.draft = []
         return refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from entropic_control.config import Config, dump_config
 from entropic_control.controllers import FixedTemperature, PITemperature, SlewLimit, TopK
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import reading
-from entropic_control.errors import ConfigError
+from entropic_control.errors import ConfigError, ControllerFault
 from entropic_control.plots import entropy_plot
 from entropic_control.proofs import identify
 from entropic_control.trace import TOKEN_COLUMNS
@@ -169,3 +170,29 @@ except CapabilityError as error:
         env={**os.environ, "PYTHONPATH": root},
     )
     assert "pip install 'entropic-control[gpu]'" in done.stdout
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0, "raises", "shape"])
+@pytest.mark.parametrize("hook", ["command", "update"])
+def test_a_controller_that_gives_no_temperature_is_named_and_moves_nothing(
+    hook: str, bad: Any
+) -> None:
+    original = getattr(FixedTemperature, hook)
+
+    @wraps(original)
+    def broken(self: Any, state: Any, *args: Any) -> Any:
+        value = original(self, state, *args)
+        if bad == "raises":
+            raise RuntimeError("out of order")
+        spoilt = np.ones(3) if bad == "shape" else np.full(1, bad)
+        return value._replace(temperature=spoilt) if hook == "command" else (spoilt, value[1])
+
+    kind = type("Broken", (FixedTemperature,), {hook: broken, "__module__": __name__})
+    loop = MicroLoop({"temperature": "fixed"}, {})
+    loop.parts = loop.parts.model_copy(update={"temperature": kind()})
+    before = loop.state
+    loop.observe(reading(1.0))
+    step = loop.command if hook == "command" else partial(loop.settle, np.array([5]), np.ones(1))
+    with pytest.raises(ControllerFault, match=f"temperature 'fixed': {hook}"):
+        step()
+    assert loop.state is before

@@ -8,6 +8,7 @@ that requests were preempted and came back. `tests/vllm/record.py` records it an
 from __future__ import annotations
 
 import json
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,7 @@ from entropic_control.controllers import (
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.signals import reading
 from entropic_control.controllers.softmax import moments
-from entropic_control.errors import CapabilityError, ConfigError
+from entropic_control.errors import CapabilityError, ConfigError, ControllerFault
 
 RECORDED = Path(__file__).parent / "data" / "vllm_batch_updates.json"
 VOCAB = 300
@@ -384,3 +385,52 @@ def test_speculative_decoding_is_refused_with_the_reason(processor: Any) -> None
         processor(speculating, *place)
     speculating.additional_config = {}  # merely installed: it rests, and vLLM speculates
     assert processor(speculating, *place).idle
+
+
+@pytest.mark.parametrize(
+    ("hook", "bad"),
+    [("command", bad) for bad in (np.nan, np.inf, -1.0, "raises", "shape")]
+    + [("update", "raises"), ("update", "shape")],
+)
+def test_a_request_whose_controller_fails_is_let_go_and_its_neighbours_are_not(
+    hook: str, bad: Any
+) -> None:
+    original = getattr(PITemperature, hook)
+
+    def broken(self: Any, state: Any, *args: Any) -> Any:
+        value = original(self, state, *args)
+        theirs = state.target == 2.5
+        if not theirs.any():
+            return value
+        if bad == "raises":
+            raise RuntimeError("out of order")
+        if hook == "update":
+            return np.ones(9), value[1]
+        odd = np.ones(9) if bad == "shape" else np.where(theirs, bad, value.temperature)
+        return value._replace(temperature=odd)
+
+    kind = type("Broken", (PITemperature,), {hook: broken, "__module__": __name__})
+    controller = kind()
+    book = Book(controller, enabled=True, observe=False)
+    for row, target in enumerate((1.0, 2.5, 1.5)):
+        book.enter(row, f"r{row}", Own(target=target), None)
+    rows = [0, 1, 2]
+    taken: list[list[float]] = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for token in range(5):
+            t = book.temperatures(rows)
+            taken.append(t.tolist())
+            at = [moments(logits_of(row, token), float(t[row])) for row in rows]
+            entropy, spread = (
+                np.array([m.entropy for m in at]),
+                np.array([m.varentropy for m in at]),
+            )
+            book.measured(rows, lambda h=entropy, v=spread: reading(h, v, live=VOCAB))
+        book.settle()
+    for row, target in ((0, 1.0), (2, 1.5)):
+        assert [t[row] for t in taken] == alone(row, 5, PITemperature(), target)
+    assert np.isfinite(taken).all()
+    assert len(warned) == 1
+    assert isinstance(book.at(1).error, ControllerFault)
+    assert taken[-1][1] == 1.0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import ValidationError
 
+from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array, Rows, Strict, unknown_name
 from entropic_control.controllers.estimators import Estimator
 from entropic_control.controllers.kinds import KindOf, families
@@ -131,12 +132,21 @@ class MicroLoop:
         self._blocks: list[dict[str, Array]] = []
 
     def command(self, logits: Rows | None = None) -> Command:
-        """What to draw the next tokens under; `logits` for kinds that read them."""
+        """What to draw the next tokens under; `logits` for kinds that read them.
+
+        Raises
+        ------
+        ControllerFault
+            If the controller raises, or commands what no token can be drawn under. No state has moved.
+        """
         controller = self.parts.temperature
         if not controller.reads_logits:
-            return controller.command(self.state)
-        assert logits is not None
-        return controller.command(self.state, truncated_before(logits, self.parts.truncation))
+            command = hooks.ask(controller.command, self.state)
+        else:
+            assert logits is not None
+            seen = truncated_before(logits, self.parts.truncation)
+            command = hooks.ask(controller.command, self.state, seen)
+        return hooks.command(controller.command, command, len(self.counts))
 
     def observe(self, reading: Reading) -> None:
         """Take in what the next tokens are drawn from; rows that are not `valid` draw none."""
@@ -169,11 +179,20 @@ class MicroLoop:
             What was drawn from the distributions last observed.
         surprisal : array, shape (rows,)
             -ln p of each, nats.
+
+        Raises
+        ------
+        ControllerFault
+            If the controller raises, or returns what it may not. No state has moved.
         """
         assert self._reading is not None
         reading = self._reading._replace(surprisal=surprisal)
         rows = np.flatnonzero(reading.valid)
-        commanded, self.state = self.parts.temperature.update(self.state, reading)
+        hook = self.parts.temperature.update
+        told = hooks.ask(hook, self.state, reading)
+        commanded, state = hooks.moved(hook, told, self.state, len(self.counts))
+        hooks.temperatures(hook, commanded[rows], len(rows))
+        self.state = state
         self.counts = self.counts + reading.valid
         self._blocks[-1] |= {
             "token_id": np.asarray(tokens)[rows],

@@ -8,10 +8,10 @@ import numpy as np
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.estimators import FullEntropy
-from entropic_control.controllers.measurement import Support
+from entropic_control.controllers.measurement import Support, kept
 from entropic_control.controllers.measurement import measure as measure_in_numpy
 from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
-from entropic_control.controllers.softmax import GREEDY, invalid, moments
+from entropic_control.controllers.softmax import GREEDY, HOTTEST, invalid, moments, usable
 from entropic_control.controllers.temperature.base import Command
 from entropic_control.kernels._torch import torch
 from entropic_control.kernels.entropy import entropy
@@ -46,7 +46,8 @@ def measure(z: Any, command: Command, cut: Any) -> Measured:
     z : torch.Tensor, shape (rows, vocab), float32
         The model's logits; -inf masks a token.
     command : Command
-        Temperatures and cuts, arrays of shape (rows,).
+        Temperatures and cuts, arrays of shape (rows,). A row is invalid if its temperature is NaN,
+        infinite or negative, or its cut NaN or negative.
     cut : Truncation
         What is cut off, before the temperature or after.
     """
@@ -83,7 +84,11 @@ def _drawn_from(support: Support, scores: Array) -> float:
 def on_device(z: Any, command: Command, cut: Any) -> Measured:
     """`measure` by the kernels, with one transfer at the end."""
     early, late = (cut.kind != "none" and cut.place == place for place in ("before", "after"))
-    temperature = torch.as_tensor(command.temperature, dtype=torch.float32).to(z.device)
+    can_be = usable(command.temperature)
+    if command.max_surprisal is not None:
+        can_be = can_be & (command.max_surprisal >= 0)
+    in_force = np.where(can_be, np.minimum(command.temperature, HOTTEST), 1.0)
+    temperature = torch.as_tensor(in_force, dtype=torch.float32).to(z.device)
     warm = temperature.clamp(min=GREEDY)
     at = whole = entropy(z, temperature)
     if early or late:
@@ -96,7 +101,7 @@ def on_device(z: Any, command: Command, cut: Any) -> Measured:
         within = (surprisal <= limit[:, None]) | _first(z == of.peak[:, None])
         z = z.masked_fill(~within, -torch.inf)
         of = entropy(z, temperature, raw=False)
-    if (command.temperature <= GREEDY).any():
+    if (in_force <= GREEDY).any():
         chosen = (temperature > GREEDY)[:, None] | _first(z == of.peak[:, None])
         z = z.masked_fill(~chosen, -torch.inf)
     log_sum_exp = of.log_norm + of.peak / warm
@@ -110,8 +115,9 @@ def on_device(z: Any, command: Command, cut: Any) -> Measured:
         whole.valid.float(),
     )
     # One transfer: each waits for the device.
-    h, v, raw, realized, norm, live, valid = _numpy(torch.stack(columns))
-    valid = valid > 0
+    *readings, live, valid = _numpy(torch.stack(columns))
+    valid = can_be & (valid > 0)
+    h, v, raw, realized, norm = (np.where(valid, column, np.nan) for column in readings)
     reading = whole_row_reading(
         h,
         v,
@@ -132,7 +138,7 @@ def _kept(z: Any, temperature: Any, cut: Any) -> Any:
         return keep_reference(z, temperature, truncation(len(z), z.device, **setting))
     # A kind that numpy alone knows.
     rows = zip(z.cpu().numpy(), temperature.tolist(), strict=True)
-    masks = [row == row if invalid(row) else cut.keep(row, moments(row, t)) for row, t in rows]
+    masks = [row == row if invalid(row) else kept(cut, row, moments(row, t)) for row, t in rows]
     return torch.as_tensor(np.stack(masks)).to(z.device)
 
 

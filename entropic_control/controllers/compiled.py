@@ -21,7 +21,7 @@ from numba.extending import register_jitable
 
 from entropic_control.controllers import softmax
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.softmax import BLOCK
+from entropic_control.controllers.softmax import BLOCK, HOTTEST
 from entropic_control.controllers.temperature import pi
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -184,7 +184,7 @@ def walked(row: Array, peak: float, temperature: float) -> tuple[float, float, f
     peak : float
         The largest of them.
     temperature : float
-        Above `GREEDY`.
+        Above `GREEDY`, up to `HOTTEST`.
     """
     found: tuple[float, float, float, Array] = _walk(whole_blocks(row), peak, temperature)
     return found
@@ -213,6 +213,7 @@ for shared in (
     softmax.entropy_of,
     softmax.varentropy_of,
     softmax.surprisal_of,
+    softmax.usable,
     pi.clipped,
     pi.law,
 ):
@@ -232,17 +233,19 @@ def sample(
 ) -> None:
     """Measure a row, and take the token `forced`, or if that is negative the one at quantile `uniform`.
 
-    The row is in `whole_blocks`, its temperature above `GREEDY`. Column `at` of `counts`, shape (2, rows),
-    int64, gets the token (-1 if the row is no distribution) and the live tokens; of `valid`, shape
-    (rows,), bool, whether it is; of `table`, shape (6, rows), float64: H and V, H at T = 1, -ln p of the
-    token at the temperature and at 1, and the mass it did not see.
+    The row is in `whole_blocks`, its temperature not within 0 and `GREEDY`. Column `at` of `counts`, shape
+    (2, rows), int64, gets the token (-1 if the row is no distribution, or its temperature not `usable`) and
+    the live tokens; of `valid`, shape (rows,), bool, whether it is drawn from; of `table`, shape (6, rows),
+    float64: H and V, H at T = 1, -ln p of the token at the temperature and at 1, and the mass it did not
+    see.
     """
+    can_be, temperature = softmax.usable(temperature), min(temperature, HOTTEST)
     (highest, low), (raw, raw_mean, _), tempered = _walk_both(row, temperature)
     peak = np.float64(highest)
     total, mean, square, masses = tempered
     counts[:, at] = -1, 0
     table[:, at] = np.nan
-    valid[at] = np.isfinite(peak) and not np.isnan(low)
+    valid[at] = can_be and np.isfinite(peak) and not np.isnan(low)
     if not valid[at]:
         return
     token = forced

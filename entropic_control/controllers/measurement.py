@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array, Rows
-from entropic_control.controllers.estimators import Estimator, FullEntropy
+from entropic_control.controllers.estimators import Estimate, Estimator, FullEntropy
 from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import (
     GREEDY,
@@ -20,6 +22,7 @@ from entropic_control.controllers.softmax import (
     moments,
     raw_and_tempered,
     surprisal,
+    usable,
     working_precision,
 )
 from entropic_control.controllers.temperature.base import Command, Law
@@ -81,7 +84,9 @@ class Measured(NamedTuple):
         """
         support = self.supports[row]
         if support is None:
-            raise ValueError(f"row {row} is no distribution: all masked, or with NaN or +inf")
+            raise ValueError(
+                f"row {row} is no distribution: all masked, with NaN or +inf, or at no temperature"
+            )
         return support.draw(uniform)
 
     def completed(self, tokens: Sequence[int] | Array) -> Reading:
@@ -111,11 +116,17 @@ def measure(
         The model's logits, half, single or double precision; -inf masks a token. They are kept as
         they are where nothing is cut, so they must not change until the tokens are drawn.
     command : Command
-        Temperatures and cuts, arrays of shape (rows,).
+        Temperatures and cuts, arrays of shape (rows,). A row is invalid if its temperature is NaN,
+        infinite or negative, or its cut NaN or negative.
     estimator : Estimator
         How the entropy is estimated.
     truncation : Truncation
         What is cut off, before the temperature or after.
+
+    Raises
+    ------
+    ControllerFault
+        If estimator or truncation raises, or returns what it may not.
 
     Returns
     -------
@@ -134,9 +145,13 @@ def measure(
     temperatures = command.temperature.tolist()
     if len(temperatures) != count:
         raise ValueError(f"{count} rows of logits and {len(temperatures)} temperatures")
+    limits = command.max_surprisal
     for index, temperature in enumerate(temperatures):
         row = working_precision(logits[index])
-        both = _measured(row, temperature, truncation if place == "before" else None)
+        limit = None if limits is None else float(limits[index])
+        both = None
+        if usable(temperature) and (limit is None or limit >= 0):
+            both = _measured(row, temperature, truncation if place == "before" else None)
         if both is None:
             supports.append(None)
             own.append(None)
@@ -146,18 +161,17 @@ def measure(
         raw, support = both
         own.append(raw)
         if place == "after":
-            support = support.cut(truncation.keep(row, support.moments), temperature)
+            support = _cut(support, truncation, row, support.moments, temperature)
         at = support.moments
-        estimate = estimator.estimate(support.logits, at)
-        if command.max_surprisal is not None:
-            limit = float(command.max_surprisal[index])
+        estimate = _estimated(estimator, support.logits, at)
+        if limit is not None:
             keep = within_surprisal(support.logits, support.moments, limit)
             support = support.cut(keep, temperature)
         columns.append(
             (
                 *estimate,
                 at.varentropy,
-                estimator.decision_entropy(row, raw.moments),
+                _entropy(estimator.decision_entropy, row, raw.moments),
                 support.moments.entropy,
                 np.nan,
             )
@@ -199,10 +213,54 @@ def _measured(
     if not ends.valid:
         return None
     raw = Support(row, None, moments(row, 1.0, ends, spread=temperature == 1.0))
-    support = raw.cut(before.keep(row, raw.moments), temperature)
+    support = _cut(raw, before, row, raw.moments, temperature)
     if support is raw and temperature != 1.0:
         support = Support(row, None, moments(row, temperature, ends))
     return raw, support
+
+
+def kept(truncation: Truncation, row: Array, of: Moments) -> Array:
+    """The mask of a truncation, shape (vocab,); see `Truncation.keep`.
+
+    Raises
+    ------
+    ControllerFault
+        If it is none.
+    """
+    return hooks.mask(truncation.keep, hooks.ask(truncation.keep, row, of), len(row))
+
+
+def _cut(
+    support: Support, truncation: Truncation, row: Array, of: Moments, temperature: float
+) -> Support:
+    left = support.cut(kept(truncation, row, of), temperature)
+    if not left.logits.size or not math.isfinite(left.moments.peak):
+        raise hooks.fault(truncation.keep, "left no token that may be drawn")
+    return left
+
+
+def _estimated(estimator: Estimator, row: Array, of: Moments) -> Estimate:
+    estimate = hooks.ask(estimator.estimate, row, of)
+    whole = isinstance(estimate, tuple) and len(estimate) == len(Estimate._fields)
+    known = whole and all(isinstance(x, _NUMBERS) and math.isfinite(x) for x in estimate)
+    if known and estimate[0] >= -_ROUNDING:
+        return Estimate(*estimate)
+    raise hooks.fault(
+        estimator.estimate,
+        f"returned {hooks.described(estimate)}, not four finite numbers with an entropy of 0 or more",
+    )
+
+
+def _entropy(hook: hooks.Hook, row: Array, of: Moments) -> float:
+    nats = hooks.ask(hook, row, of)
+    if isinstance(nats, _NUMBERS) and -_ROUNDING <= nats < math.inf:
+        return float(nats)
+    raise hooks.fault(hook, f"returned {hooks.described(nats)}, not a finite entropy")
+
+
+_NUMBERS = (float, int, np.floating, np.integer)
+_ROUNDING = 1e-4
+"""Nats; by so much an entropy may seem to be below 0."""
 
 
 def sample(
@@ -228,7 +286,7 @@ def sample(
     Returns
     -------
     tokens : list of int
-        -1 where the row is no distribution.
+        -1 where the row is no distribution, or has no temperature at which it could be drawn.
     reading : Reading
         With the tokens' surprisals.
     state
@@ -256,7 +314,7 @@ def _whole_rows(
 ) -> tuple[list[int], Reading, Any] | None:
     """`sample` where nothing is cut or estimated, compiled; None if that cannot be."""
     temperatures = command.temperature.tolist()
-    if command.max_surprisal is not None or min(temperatures, default=1.0) <= GREEDY:
+    if command.max_surprisal is not None or not all(GREEDY < t < math.inf for t in temperatures):
         return None
     count = len(logits)
     counts, valid = np.empty((2, count), np.int64), np.empty(count, np.bool_)
@@ -296,6 +354,6 @@ def truncated_before(logits: Rows, truncation: Truncation) -> Rows:
     rows = (working_precision(row) for row in logits)
     masked = np.float32(-np.inf)
     return [
-        row if invalid(row) else np.where(truncation.keep(row, moments(row, 1.0)), row, masked)
+        row if invalid(row) else np.where(kept(truncation, row, moments(row, 1.0)), row, masked)
         for row in rows
     ]

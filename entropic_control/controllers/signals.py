@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -52,6 +53,38 @@ class Reading(NamedTuple):
     valid: Array
     """False where the row held NaN, +inf or no live token."""
     distribution: Distribution = Distribution.TEMPERED
+
+
+def rows_of(reading: Reading, rows: Any) -> Reading:
+    """The reading of some of its rows: numbers, a mask or a slice of them."""
+    columns = {
+        name: getattr(reading, name)[rows] for name in Reading._fields if name != "distribution"
+    }
+    return reading._replace(**columns)
+
+
+def joined(readings: Sequence[Reading]) -> Reading:
+    """Readings of the same distribution as one, in order."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(reading, name) for reading in readings])
+        for name in Reading._fields
+        if name != "distribution"
+    }
+    return readings[0]._replace(**columns)
+
+
+def unread(rows: int = 1, distribution: Distribution = Distribution.TEMPERED) -> Reading:
+    """The reading of rows of which nothing could be measured: none is valid."""
+    unknown = np.full(rows, np.nan)
+    return whole_row_reading(
+        unknown,
+        unknown,
+        unknown,
+        np.zeros(rows, np.int64),
+        unknown,
+        np.zeros(rows, np.bool_),
+        distribution=distribution,
+    )
 
 
 def whole_row_reading(

@@ -21,11 +21,16 @@ from entropic_control.controllers.base import Array
 GREEDY = 1e-6
 """Temperatures at or below this are the limit T -> 0: the largest logit, with probability one."""
 
+HOTTEST = 1e27
+"""Higher temperatures are taken for this one, the limit T -> inf: all live tokens are equally likely, and
+a masked one, at `_VANISHING`, still weighs exactly nothing."""
+
 BLOCK = 256
 """Tokens whose mass is summed up for sampling."""
 
 _VANISHING = -1e30
-"""exp of this is zero in either precision, at any temperature, and it times zero is no NaN."""
+"""exp of this is zero in either precision, at any temperature up to `HOTTEST`, and it times zero is no
+NaN."""
 
 _SINGLE = np.dtype(np.float32)
 _PRECISIONS = (_SINGLE, np.dtype("f8"))
@@ -65,6 +70,11 @@ class _Scratch(threading.local):
 
 _scratch = _Scratch()
 _ones = {dtype: np.ones(BLOCK, dtype) for dtype in _PRECISIONS}
+
+
+def usable(temperature: Any) -> Any:
+    """Whether a row can be drawn at a temperature: 0 or more, and finite. A number, or an array of them."""
+    return (temperature >= 0) & (temperature < np.inf)
 
 
 def working_precision(logits: Array) -> Array:
@@ -122,6 +132,7 @@ def moments(
     ends = ends or extremes(row)
     if temperature <= GREEDY:
         return _greedy(row, ends)
+    temperature = min(temperature, HOTTEST)
     if (fast := compiled_for(row)) is not None:
         total, mean, square, blocks = fast.walked(row, ends.peak, temperature)
         return _moments(ends, temperature, total, mean, square if spread else math.nan, blocks)
@@ -136,6 +147,7 @@ def raw_and_tempered(row: Array, temperature: float) -> tuple[Moments, Moments] 
 
     Cheaper than two calls, and than asking for the extremes first.
     """
+    temperature = min(temperature, HOTTEST)
     apart = temperature > GREEDY and temperature != 1.0
     if apart and (fast := compiled_for(row)) is not None:
         found, (raw_total, raw_mean, raw_blocks), tempered = fast.walked_both(row, temperature)

@@ -35,6 +35,9 @@ from entropic_control.kernels.rows import (
     temperatures,
     tile_stage,
     tokens_of,
+    usable,
+    within,
+    within_limits,
 )
 from entropic_control.kernels.truncation import (
     Place,
@@ -101,7 +104,8 @@ class Sampled(NamedTuple):
     live: Any
     """Tokens at the measuring point, int32; 0 where `valid` is false."""
     valid: Any
-    """False where the row held NaN, +inf or no finite logit."""
+    """False where the row held NaN, +inf or no finite logit, or its temperature is NaN, infinite or
+    negative."""
     state: Any
     """The PI state after the step, shape (5, rows), float32; None without a controller."""
 
@@ -221,7 +225,7 @@ def control_sample_reference(
     if gains is not None:
         temperature = state[0].exp()
     raw = moments_reference(logits, torch.ones_like(temperature), precision)
-    valid = raw.valid
+    valid = raw.valid & usable(temperature)
     z = logits.to(precision)
     # Rows that are no distribution go through as an even one and are overwritten in the end.
     z = torch.where(valid[:, None], z, 0.0)
@@ -229,10 +233,10 @@ def control_sample_reference(
     if truncation is not None and place == "before":
         cut = _cut(z, keep_reference(z, torch.ones_like(temperature), truncation))
     elif truncation is not None:
-        cut = _cut(z, keep_reference(z, temperature.clamp(min=GREEDY), truncation))
+        cut = _cut(z, keep_reference(z, within(temperature), truncation))
     at = moments_reference(cut, temperature, precision)
     greedy = temperature <= GREEDY
-    y = (cut - at.peak[:, None]) / temperature.clamp(min=GREEDY).to(precision)[:, None]
+    y = (cut - at.peak[:, None]) / within(temperature).to(precision)[:, None]
     u = torch.tensor(
         uniforms_reference(seeds.tolist(), steps.tolist()), dtype=torch.float64, device=z.device
     )
@@ -327,7 +331,7 @@ def control_sample_kernel(
             row_stats, temperature, inverse, TILES=TILES, NT=NT, RAW=RAW
         )
         cold = temperature <= _GREEDY
-        warmth = tl.maximum(temperature, _GREEDY)
+        warmth = within_limits(temperature)
         limit = peak * 0.0 - _INF
         last = vocab * 1
         realized = h

@@ -17,6 +17,10 @@ from entropic_control.kernels.dispatch import FLOATS, KernelInputError, check, p
 GREEDY = 1e-6
 """Temperatures at or below this are the limit T -> 0."""
 
+HOTTEST = 1e27
+"""Higher temperatures are taken for this one, the limit T -> inf, at which a masked token still weighs
+exactly nothing."""
+
 RUN = 256
 """Tokens in a run, the unit whose probability mass is kept for sampling."""
 
@@ -24,6 +28,7 @@ STATS = 7
 
 _RUN = tl.constexpr(RUN)
 _GREEDY = tl.constexpr(GREEDY)
+_HOTTEST = tl.constexpr(HOTTEST)
 _INF = tl.constexpr(float("inf"))
 _FAR = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -47,7 +52,8 @@ class RowMoments(NamedTuple):
     live: Any
     """Tokens with a finite logit, int32; 0 where `valid` is false."""
     valid: Any
-    """False where the row held NaN, +inf or no finite logit."""
+    """False where the row held NaN, +inf or no finite logit, or its temperature is NaN, infinite or
+    negative."""
 
 
 class Tiling(NamedTuple):
@@ -153,11 +159,11 @@ def moments_reference(logits: Any, temperature: Any, precision: Any = torch.floa
     """The moments of each row in plain torch; see `RowMoments`."""
     z = logits.to(precision)
     top = z.amax(-1)
-    valid = torch.isfinite(top)
+    valid = torch.isfinite(top) & usable(temperature)
     peak = torch.where(valid, top, 0.0)
     centred = torch.where(valid[:, None], z - peak[:, None], 0.0)
     greedy = temperature <= GREEDY
-    inverse = torch.where(greedy, 1.0, 1.0 / temperature.to(precision))
+    inverse = 1.0 / within(temperature).to(precision)
     log_norm, entropy, varentropy = _moments(centred * inverse[:, None])
     raw_entropy = _moments(centred)[1]
 
@@ -176,6 +182,16 @@ def moments_reference(logits: Any, temperature: Any, precision: Any = torch.floa
     )
 
 
+def usable(temperature: Any) -> Any:
+    """Whether rows can be drawn at their temperatures: 0 or more, and finite."""
+    return (temperature >= 0) & (temperature < float("inf"))
+
+
+def within(temperature: Any) -> Any:
+    """The temperatures that weights are computed at: not greedy, not hotter than `HOTTEST`."""
+    return temperature.clamp(min=GREEDY, max=HOTTEST)
+
+
 def _moments(y: Any) -> tuple[Any, Any, Any]:
     w = y.exp()
     y = torch.where(w > 0, y, 0.0)
@@ -188,7 +204,13 @@ def _moments(y: Any) -> tuple[Any, Any, Any]:
 @triton.jit
 def inverse_temperature(temperature):
     """1 / T, or 1 for greedy rows, whose weights at T are not used."""
-    return tl.where(temperature > _GREEDY, 1.0 / tl.maximum(temperature, _GREEDY), 1.0)
+    return tl.where(temperature > _GREEDY, 1.0 / within_limits(temperature), 1.0)
+
+
+@triton.jit
+def within_limits(temperature):
+    """The temperature that weights are computed at: not greedy, not hotter than `HOTTEST`."""
+    return tl.minimum(tl.maximum(temperature, _GREEDY), _HOTTEST)
 
 
 @triton.jit
@@ -288,7 +310,7 @@ def row_stage(
     norm = tl.sum(c * s0, 0)
     mean = tl.sum(c * (s1 + d * s0), 0) / norm
     square = tl.sum(c * (s2.to(tl.float64) + 2.0 * d * s1 + d * d * s0), 0) / norm
-    valid = norm > 0.0
+    valid = (norm > 0.0) & (temperature >= 0.0) & (temperature < _INF)
     log_norm = tl.log(norm)
     entropy = tl.maximum(log_norm - mean, 0.0)
     varentropy = tl.maximum(square - mean * mean, 0.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entropic_control.backends.paged.pool import BLOCK, BlockPool, Table
-from entropic_control.errors import NoRoom
+from entropic_control.errors import CapabilityError, NoRoom
 
 
 def consistent(pool: BlockPool, tables: list[Table]) -> None:
@@ -101,4 +101,82 @@ def test_nothing_is_lost_or_counted_twice(steps: list[tuple[int, int, int]]) -> 
             length = 1 + amount % table.length
             if (length - 1) // BLOCK in table.numbers:
                 tables[(at + 1) % 4] = pool.share(table, length)
+        consistent(pool, tables)
+
+
+def test_what_was_evicted_cannot_be_shared_from() -> None:
+    pool, table = BlockPool(20), Table()
+    pool.extend(table, 60)
+    pool.evict(table, 16, 32)
+    free = pool.free
+    for length in (17, 24, 32):
+        with pytest.raises(CapabilityError, match=f"position {length - 1} was evicted"):
+            pool.share(table, length)
+    assert pool.free == free
+    for length in (0, 16, 33, 48, 60):
+        other = pool.share(table, length)
+        pool.extend(other, 5)
+        shared = [p for p in range(length) if not 16 <= p < 32]
+        expected = [*shared, *range(length, length + 5)]
+        assert (other.length, other.positions().tolist()) == (length + 5, expected)
+        pool.release(other)
+    with pytest.raises(CapabilityError, match="has 60 tokens: 61 cannot be shared"):
+        pool.share(table, 61)
+    with pytest.raises(CapabilityError, match="goes on from its last block"):
+        pool.evict(table, 0, 64)
+    consistent(pool, [table])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("xxxssetr"), st.integers(0, 3), st.integers(0, 6), st.integers(0, 90)
+        ),
+        max_size=40,
+    )
+)
+def test_every_position_is_where_a_plain_set_of_positions_says(
+    steps: list[tuple[str, int, int, int]],
+) -> None:
+    """Extend, share, evict, truncate and release, against sets of positions."""
+    pool = BlockPool(40)
+    tables = [Table() for _ in range(4)]
+    held: list[set[int]] = [set() for _ in range(4)]
+    lengths = [0] * 4
+    for what, at, block, amount in steps:
+        table, other = tables[at], (at + 1) % 4
+        if what == "x":
+            try:
+                pool.check([table], [amount])
+            except NoRoom:
+                continue
+            pool.extend(table, amount)
+            held[at] |= set(range(lengths[at], lengths[at] + amount))
+            lengths[at] += amount
+        elif what == "e":
+            start, stop = block * BLOCK, block * BLOCK + amount // BLOCK * BLOCK
+            try:
+                pool.evict(table, start, stop)
+            except CapabilityError:
+                assert start < lengths[at] <= stop or lengths[at] - 1 in range(start, stop)
+                continue
+            held[at] -= set(range(start, stop))
+        elif what == "s":
+            pool.release(tables[other])
+            tables[other], held[other], lengths[other] = Table(), set(), 0
+            try:
+                tables[other] = pool.share(table, amount)
+            except CapabilityError:
+                assert amount > lengths[at] or amount - 1 not in held[at]
+                continue
+            held[other], lengths[other] = {p for p in held[at] if p < amount}, amount
+        elif what == "t":
+            pool.truncate(table, amount)
+            held[at] = {p for p in held[at] if p < amount}
+            lengths[at] = max(held[at], default=-1) + 1
+        else:
+            pool.release(table)
+            held[at], lengths[at] = set(), 0
+        assert [t.length for t in tables] == lengths
+        assert [t.positions().tolist() for t in tables] == [sorted(h) for h in held]
         consistent(pool, tables)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from entropic_control.controllers.base import Array
-from entropic_control.errors import NoRoom
+from entropic_control.errors import CapabilityError, NoRoom
 
 BLOCK = 16
 """Tokens in a block."""
@@ -159,17 +159,41 @@ class BlockPool:
         self._drop(table.blocks[~keep].tolist())
         table.keep(keep)
         # Without its last block the sequence ends where the blocks do.
-        table.length = min(length, int(table.numbers[-1] + 1) * BLOCK) if keep.any() else 0
+        ends = int(table.numbers[-1] + 1) * BLOCK if keep.any() else 0
+        table.length = min(length, table.length, ends)
 
     def evict(self, table: Table, start: int, stop: int) -> None:
-        """Give up the blocks within [start, stop), both on block borders."""
+        """Give up the blocks within [start, stop), both on block borders.
+
+        Raises
+        ------
+        CapabilityError
+            If the last block is one of them, from which the sequence goes on; nothing was changed.
+        """
         first = table.numbers * BLOCK
         inside = (start <= first) & (first < stop)
+        if inside[-1:].any():
+            raise CapabilityError(
+                f"the sequence goes on from its last block, {first[-1]} to {table.length}: truncate it"
+            )
         self._drop(table.blocks[inside].tolist())
         table.keep(~inside)
 
     def share(self, table: Table, length: int) -> Table:
-        """A second table over the first `length` positions, on the same blocks."""
+        """A second table over the first `length` positions, on the same blocks.
+
+        Raises
+        ------
+        CapabilityError
+            If the last of them is not held; nothing was changed.
+        """
+        if not 0 <= length <= table.length:
+            raise CapabilityError(f"the table has {table.length} tokens: {length} cannot be shared")
+        if length and (length - 1) // BLOCK not in table.numbers:
+            raise CapabilityError(
+                f"position {length - 1} was evicted, so that what shares {length} tokens could not go on "
+                "from there: share up to a position that is held"
+            )
         other = Table()
         keep = table.numbers * BLOCK < length
         other.append(table.numbers[keep], table.blocks[keep])

@@ -13,12 +13,12 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from entropic_control.backends.vllm import compat
-from entropic_control.backends.vllm.bookkeeping import Book, Seat, rows_of
+from entropic_control.backends.vllm.bookkeeping import Book, Seat
 from entropic_control.backends.vllm.config import Settings
 from entropic_control.backends.vllm.measuring import measure
 from entropic_control.backends.vllm.own import Own, default_controller
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.signals import Reading, rows_of
 from entropic_control.errors import CapabilityError
 
 COLDEST = 1e-4

@@ -7,6 +7,7 @@ request was really emitted.
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence, Sized
 from typing import Any, NamedTuple
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from entropic_control.backends.vllm.own import Own
+from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.signals import Reading
+from entropic_control.controllers.signals import Reading, rows_of
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature.base import TemperatureController
+from entropic_control.errors import ControllerFault
 
 GREEDY = 1e-5
 """vLLM takes the largest logit at request temperatures below this."""
@@ -58,6 +61,8 @@ class Seat:
         self.asked = asked
         self.updates = 0
         """Tokens that the state has seen."""
+        self.error: ControllerFault | None = None
+        """Why it is not controlled any more; None if its controller did nothing wrong."""
         self._before = 0
 
     @property
@@ -65,6 +70,14 @@ class Seat:
         """The entropy it aims at, nats; NaN without one."""
         targets = self.controller.targets(self.state) if self.controller else None
         return float("nan") if targets is None else float(targets[0])
+
+    def let_go(self, error: ControllerFault) -> None:
+        """Its controller failed: from now on it gets the temperature that its sender asked for.
+
+        vLLM cannot end a single request from here.
+        """
+        self.controller, self.state, self.error = None, None, error
+        warnings.warn(f"request {self.key!r} is no longer controlled: {error}", stacklevel=2)
 
     def about_to_sample(self) -> None:
         """A reading is taken: whether it counts shows by what the engine emits after this."""
@@ -172,8 +185,7 @@ class Book:
         self.settle()
         out = np.ones(len(rows))
         for controller, members in _by_controller([self._seats[row] for row in rows]):
-            state = stack([seat.state for _, seat in members])
-            out[[at for at, _ in members]] = controller.command(state).temperature
+            _alone_if_need_be(_command, controller, members, out)
         return out
 
     def measured(self, rows: Sequence[int], read: Callable[[], Reading]) -> None:
@@ -199,11 +211,44 @@ class Book:
         for _, seat in emitted:
             seat.updates += 1
         for controller, members in _by_controller([seat for _, seat in emitted]):
-            rows = np.array([emitted[at][0] for at, _ in members])
-            state = stack([seat.state for _, seat in members])
-            _, state = controller.update(state, rows_of(reading, rows))
-            for (_, seat), own in zip(members, split(state, len(members)), strict=True):
-                seat.state = own
+            placed = [(emitted[at][0], seat) for at, seat in members]
+            _alone_if_need_be(_update, controller, placed, reading)
+
+
+_Members = Sequence[tuple[int, Seat]]
+
+
+def _alone_if_need_be(
+    act: Callable[[TemperatureController, _Members, Any], None],
+    controller: TemperatureController,
+    members: _Members,
+    on: Any,
+) -> None:
+    """Do something for all members; if the controller fails, for each alone, and let go who it fails."""
+    try:
+        act(controller, members, on)
+    except ControllerFault as error:
+        if len(members) == 1:
+            members[0][1].let_go(error)
+            return
+        for member in members:
+            _alone_if_need_be(act, controller, [member], on)
+
+
+def _command(controller: TemperatureController, members: _Members, out: Array) -> None:
+    state = stack([seat.state for _, seat in members])
+    told = hooks.ask(controller.command, state)
+    command = hooks.command(controller.command, told, len(members))
+    out[[at for at, _ in members]] = command.temperature
+
+
+def _update(controller: TemperatureController, members: _Members, reading: Reading) -> None:
+    state = stack([seat.state for _, seat in members])
+    rows = np.array([at for at, _ in members])
+    told = hooks.ask(controller.update, state, rows_of(reading, rows))
+    _, state = hooks.moved(controller.update, told, state, len(members))
+    for (_, seat), own in zip(members, split(state, len(members)), strict=True):
+        seat.state = own
 
 
 def _by_controller(
@@ -215,11 +260,3 @@ def _by_controller(
         if seat.controller is not None:
             groups.setdefault(id(seat.controller), (seat.controller, []))[1].append((at, seat))
     return list(groups.values())
-
-
-def rows_of(reading: Reading, rows: Array) -> Reading:
-    """The reading of some of its rows."""
-    columns = {
-        name: getattr(reading, name)[rows] for name in Reading._fields if name != "distribution"
-    }
-    return reading._replace(**columns)

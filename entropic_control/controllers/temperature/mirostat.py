@@ -53,7 +53,8 @@ class Mirostat(TemperatureController):
         return MirostatState(2 * target, target)
 
     def command(self, state: MirostatState, logits: Rows | None = None) -> Command:
-        return Command(self._temperatures(state), state.limit)
+        # Below 0 the integrator still counts, but no token is less surprising than one that is certain.
+        return Command(self._temperatures(state), np.maximum(state.limit, 0.0))
 
     def update(self, state: MirostatState, reading: Reading) -> tuple[Array, MirostatState]:
         # Greedy sampling of a token that is not the first has infinite surprisal: no information.
