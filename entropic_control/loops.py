@@ -100,6 +100,21 @@ class Loops:
         work.catch_up()
         work.catch_up = self._catch_up
 
+    @property
+    def unread(self) -> int:
+        """How many readings wait to be taken in; set to fewer, it drops the last ones."""
+        return len(self._unread)
+
+    @unread.setter
+    def unread(self, count: int) -> None:
+        del self._unread[count:]
+
+    def clear(self) -> None:
+        """Take in what waits, if the next step might: then what that step adds can be dropped again."""
+        looks = self.config.speculation.drafts or self.config.pruning.selects
+        if looks or len(self._unread) >= _TOGETHER - 1:
+            self._catch_up()
+
     def flows(self, works: Sequence[Work]) -> Any:
         """The priority states of sequences, in one."""
         return self._priorities.stack([work.priority for work in works])
@@ -152,17 +167,26 @@ class Loops:
         run by the dozen from warm caches.
         """
         unread, self._unread = self._unread, []
-        for works, group in groupby(unread, key=itemgetter(0)):
-            priority = self.flows(works)
-            pruning = self._prunings.stack([work.pruning for work in works])
-            for _, reading in group:
-                _, priority = self.config.priority.update(priority, reading)
-                prunable, pruning = self.config.pruning.update(pruning, reading)
-            priorities = self._priorities.split(priority, len(works))
-            prunings = self._prunings.split(pruning, len(works))
-            for row, work in enumerate(works):
-                work.priority, work.pruning = priorities[row], prunings[row]
-                work.prunable = bool(prunable[row])
+        taken = 0
+        try:
+            for works, group in groupby(unread, key=itemgetter(0)):
+                readings = [reading for _, reading in group]
+                self._take_in(works, readings)
+                taken += len(readings)
+        finally:  # what an interrupt leaves waits on
+            self._unread = unread[taken:] + self._unread
+
+    def _take_in(self, works: Sequence[Work], readings: Sequence[Reading]) -> None:
+        priority = self.flows(works)
+        pruning = self._prunings.stack([work.pruning for work in works])
+        for reading in readings:
+            _, priority = self.config.priority.update(priority, reading)
+            prunable, pruning = self.config.pruning.update(pruning, reading)
+        priorities = self._priorities.split(priority, len(works))
+        prunings = self._prunings.split(pruning, len(works))
+        for row, work in enumerate(works):
+            work.priority, work.pruning = priorities[row], prunings[row]
+            work.prunable = bool(prunable[row])
 
     def _draw(
         self, works: Sequence[Work], logits: list[Array], state: Any

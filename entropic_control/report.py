@@ -53,7 +53,8 @@ class Report:
     @classmethod
     def of(cls, works: Seq[Sequence], trace: Trace, backend: str) -> Report:
         """The report of the sequences that are done."""
-        completions = [_completion(w, trace) for w in sorted(works, key=lambda w: w.number)]
+        rows = _Rows(trace)
+        completions = [_completion(w, rows) for w in sorted(works, key=lambda w: w.number)]
         return cls(completions, _summary(works, completions, trace, backend), trace)
 
     def __str__(self) -> str:
@@ -100,9 +101,23 @@ def quarters(values: Array) -> list[float]:
     return [float(part.mean()) for part in np.array_split(values, 4)] if len(values) >= 4 else []
 
 
-def _completion(work: Sequence, trace: Trace) -> Completion:
-    mine = trace.tokens["request"] == work.number
-    temperature, target = trace.tokens["temperature"][mine], trace.tokens["target"][mine]
+class _Rows:
+    """The token rows of a trace by request, found at once for all."""
+
+    def __init__(self, trace: Trace) -> None:
+        request = trace.tokens["request"]
+        order = np.argsort(request, kind="stable")
+        self._starts = np.searchsorted(request[order], np.arange(len(trace.names) + 1))
+        names = ("temperature", "target", "entropy")
+        self._columns = {name: trace.tokens[name][order] for name in names}
+
+    def of(self, number: int, column: str) -> Array:
+        """A column of one request, in order of time."""
+        return self._columns[column][self._starts[number] : self._starts[number + 1]]
+
+
+def _completion(work: Sequence, rows: _Rows) -> Completion:
+    temperature, target = rows.of(work.number, "temperature"), rows.of(work.number, "target")
     aimed = target[~np.isnan(target)]
     return Completion(
         id=work.id,
@@ -113,7 +128,7 @@ def _completion(work: Sequence, trace: Trace) -> Completion:
         error=None if work.error is None else str(work.error),
         latency=(work.finished or work.arrived) - work.arrived,
         time_to_first_token=None if work.first_token is None else work.first_token - work.arrived,
-        entropy_quarters=quarters(trace.tokens["entropy"][mine]),
+        entropy_quarters=quarters(rows.of(work.number, "entropy")),
         target=float(aimed[-1]) if aimed.size else None,
         temperature_range=(float(temperature.min()), float(temperature.max()))
         if temperature.size

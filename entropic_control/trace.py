@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -95,6 +95,12 @@ class Table:
         if len(self._unwritten) >= _TOGETHER:
             self._write()
 
+    def truncate(self, rows: int) -> None:
+        """Drop all but the first `rows` rows, where a record ends."""
+        while self._size > rows and self._unwritten:
+            self._size -= self._unwritten.pop()[0]
+        self._size = min(self._size, rows)
+
     def _write(self) -> None:
         while self._size > len(next(iter(self._columns.values()))):
             for name, column in self._columns.items():
@@ -134,6 +140,33 @@ class Trace:
             {"step": step, "time": time, "event": what, "request": request, **details}
         )
 
+    def mark(self) -> tuple[int, int, int]:
+        """What `rewind` goes back to."""
+        return len(self.tokens), len(self.steps), len(self.events)
+
+    def rewind(self, mark: tuple[int, int, int], ended: Collection[str] = ()) -> None:
+        """Drop what was noted since a mark, but for the events of the requests that `ended`."""
+        tokens, steps, events = mark
+        self.tokens.truncate(tokens)
+        self.steps.truncate(steps)
+        self.events[events:] = [e for e in self.events[events:] if e["request"] in ended]
+
+    def only(self, numbers: Sequence[int]) -> Trace:
+        """The rows and events of some requests, which get the numbers 0, 1, ... in this order; no steps."""
+        kept = Trace()
+        kept.names = [self.names[number] for number in numbers]
+        named = set(kept.names)
+        kept.events = [event for event in self.events if event["request"] in named]
+        anew = np.full(len(self.names) + 1, -1)
+        anew[list(numbers)] = np.arange(len(numbers))
+        request = anew[self.tokens["request"]]
+        mine = request >= 0
+        columns = {name: values[mine] for name, values in self.tokens.columns().items()}
+        columns["request"] = request[mine]
+        if mine.any():
+            kept.tokens.append(int(mine.sum()), _ready, columns)
+        return kept
+
     def of(self, name: str) -> dict[str, Array]:
         """The token columns of one request."""
         mine = self.tokens["request"] == self.names.index(name)
@@ -157,6 +190,12 @@ class Trace:
             write(directory / "steps", self.steps.columns()),
             _lines(directory / "events.jsonl", self.events),
         ]
+
+
+def _ready(records: list[Any]) -> Mapping[str, Any]:
+    """The columns of the one record that is columns already."""
+    (columns,) = records
+    return dict(columns)
 
 
 def read_table(directory: Path, name: str) -> dict[str, Array]:
