@@ -362,6 +362,10 @@ class Engine:
             self._journal = None
             for work, error in lost:
                 self._resync(work, error, self._outbox)
+        elif self._tail is not None:  # cut short while it pruned
+            for work in self._live:
+                if work.slot is not None:
+                    work.ledger.resync(self.backend.held(work.slot))
         self._depart()
         self._roster.settle(self._live)
 

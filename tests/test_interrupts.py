@@ -26,8 +26,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def works() -> list[Request]:
     words = [7, 8, 9, 10, 11, 12] * 20
     return [
-        Request(id=f"r{n}", prompt=words[: 60 + 9 * n], max_tokens=25 + 3 * n, seed=n)
-        for n in range(4)
+        Request(id=f"r{n}", prompt=words[: 80 + 9 * n], max_tokens=12 + 3 * n, seed=n)
+        for n in range(3)
     ]
 
 
@@ -89,11 +89,10 @@ def cut_short(engine: Engine, place: str, at: int, after: bool) -> bool:
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 @pytest.mark.parametrize("place", PLACES)
 def test_an_interrupted_step_is_as_if_it_never_was(place: str, kind: str, after: bool) -> None:
-    whole = simulated({"vocab": 64, "slots": 3}, **CONFIGURATIONS[kind])
-    expected = whole.run(works())
+    expected = simulated({"vocab": 64, "slots": 2}, **CONFIGURATIONS[kind]).run(works())
     came = False
-    for at in (1, 4, 17):
-        engine = simulated({"vocab": 64, "slots": 3}, **CONFIGURATIONS[kind])
+    for at in (1, 5):
+        engine = simulated({"vocab": 64, "slots": 2}, **CONFIGURATIONS[kind])
         came = cut_short(engine, place, at, after) or came
         report = engine.report()
         assert tokens_of(report) == tokens_of(expected)
@@ -101,8 +100,8 @@ def test_an_interrupted_step_is_as_if_it_never_was(place: str, kind: str, after:
         for name in reasons(report):
             token = engine.trace.of(name)["token"]
             assert token.tolist() == list(range(len(token)))
-        assert engine.backend.room() == 3 * 8192
-        assert engine._seats.free == 3
+        assert engine.backend.room() == 2 * 8192
+        assert engine._seats.free == 2
     assert came or (place == "evict" and "pruned" not in kind) or place in ("rollback",)
 
 
@@ -122,7 +121,7 @@ def test_a_run_goes_on_after_ctrl_c() -> None:
         engine.run(works())
     assert len(engine.trace.steps) == 8
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert len(engine.unfinished) == 4
+    assert len(engine.unfinished) == 3
     assert tokens_of(engine.run()) == expected
 
 
@@ -155,35 +154,36 @@ def test_what_the_engine_cannot_take_back_fails_alone() -> None:
     engine.backend.forward = interrupting(plain, 1, after=True)  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    report = engine.run(["Hi"])
-    assert reasons(report) == {"a": "failed", "b": "failed", "2": "length"}
+    report = engine.report()
+    assert reasons(report) == {"a": "failed", "b": "failed"}
+    assert reasons(engine.run(["Hi"])) == {"0": "length"}
     assert "a step was cut short" in (report.completions[0].error or "")
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("place", ["forward", "measure and update", "take", "trace of steps"])
-def test_llama_goes_on_after_an_interrupt(place: str, after: bool) -> None:
+def test_llama_goes_on_after_an_interrupt() -> None:
     pytest.importorskip("llama_cpp")
+
     from entropic_control.backends import LlamaCppConfig
 
     config = configured(**PLAIN).replace(
         backend=LlamaCppConfig(slots=2, context=256, step_tokens=64)
     )
     short = [
-        Request(id=str(n), prompt=[28 + n, 50, 60], max_tokens=8, seed=n, ignore_eos=True)
+        Request(id=str(n), prompt=[28 + n, 50, 60], max_tokens=6, seed=n, ignore_eos=True)
         for n in range(2)
     ]
     with Engine(config) as engine:
         expected = tokens_of(engine.run(short))
-        engine.forget()
-        engine.submit_all(short)
-        owner, name = PLACES[place](engine)
-        plain = getattr(owner, name)
-        for at in (1, 4):
-            setattr(owner, name, interrupting(plain, at, after))
-            with pytest.raises(KeyboardInterrupt):
-                for _ in range(20):
-                    engine.step()
-            ledgers_are_true(engine)
-        setattr(owner, name, plain)
-        assert tokens_of(engine.run()) == expected
+        for place in ("forward", "measure and update", "take", "trace of tokens"):
+            for after in (False, True):
+                engine.forget()
+                engine.submit_all(short)
+                owner, name = PLACES[place](engine)
+                plain = getattr(owner, name)
+                for at in (1, 4):
+                    setattr(owner, name, interrupting(plain, at, after))
+                    with pytest.raises(KeyboardInterrupt):
+                        engine.run()
+                    ledgers_are_true(engine)
+                setattr(owner, name, plain)
+                assert tokens_of(engine.run()) == expected
