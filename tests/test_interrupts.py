@@ -166,7 +166,7 @@ def test_llama_goes_on_after_an_interrupt() -> None:
     from entropic_control.backends import LlamaCppConfig
 
     config = configured(**PLAIN).replace(
-        backend=LlamaCppConfig(slots=2, context=256, step_tokens=64)
+        backend=LlamaCppConfig(slots=2, context=256, step_tokens=64, threads=1)
     )
     short = [
         Request(id=str(n), prompt=[28 + n, 50, 60], max_tokens=6, seed=n, ignore_eos=True)
