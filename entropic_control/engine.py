@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,6 +21,7 @@ from entropic_control.controllers.priority import Candidates, FirstCome, Forced,
 from entropic_control.errors import (
     CacheError,
     CapabilityError,
+    ConfigError,
     ControllerFault,
     DecodeError,
     EngineBusy,
@@ -27,20 +29,25 @@ from entropic_control.errors import (
     EntropicError,
     LogitsError,
     NoRoom,
-    RequestError,
 )
-from entropic_control.intake import Intake, rejected
+from entropic_control.intake import Intake, Names, rejected
+from entropic_control.journal import Journal
 from entropic_control.loops import Loops, Record, failure
 from entropic_control.ordering import Ordering
 from entropic_control.pruner import prune, would_prune
 from entropic_control.report import Report
 from entropic_control.request import Event, Failed, Finished, FinishReason, Request, Token
 from entropic_control.requirements import require
+from entropic_control.roster import Roster
 from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.speculator import Row, Speculator
 from entropic_control.trace import Trace
+from entropic_control.turn import Turn
 from entropic_control.weakly import weakly
+
+_NAP = 0.02
+"""Seconds, at most, until an engine that waits for an arrival hears of another request or a cancel."""
 
 
 class Engine:
@@ -72,15 +79,28 @@ class Engine:
             self.backend.cost = self.backend.cost.assumed
         self.trace = Trace()
         self.done: list[Work] = []
+        self._roster = Roster(self.backend.capabilities.slots)
         self._live: list[Work] = []
-        self._coming: list[Work] = []
+        """Those that this step weighs."""
+        self._inbox: deque[Work] = deque()
+        """Submitted, and not on the roster yet."""
+        self._cancelled: deque[Work] = deque()
+        self._leaving: list[Work] = []
+        """Finished, with their slots still to be freed."""
+        self._outbox: list[Event] = []
+        self._names, self._unfinished = Names(), dict[str, Work]()
+        self._past = 0
         self._seats = Seats(self.backend, weakly(self._preempted))
         self._loops = Loops(config, self.backend, dry_run=dry_run)
         self._intake = Intake(config, self.backend, self._loops)
         self._step_number = 0
-        self._cancelled: set[str] = set()
-        self._turn = _Turn()
-        self._order = Ordering(FirstCome() if dry_run else config.priority, self._by_arrival)
+        self._journal: Journal | None = None
+        """Of a step whose tokens are not all drawn."""
+        self._tail: _Tail | None = None
+        """Of a step whose tokens are drawn."""
+        self._turn, self._door = Turn(), threading.Lock()
+        priority = FirstCome() if dry_run else config.priority
+        self._order = Ordering(priority, weakly(self._by_arrival))
         try:
             require(config, self.backend.capabilities)
         except CapabilityError:
@@ -93,23 +113,25 @@ class Engine:
     # -- requests ---------------------------------------------------------------------------------
 
     def submit(self, request: Request | Prompt) -> str:
-        """Queue a request; returns its id.
+        """Queue a request, from any thread; returns its id.
 
         Raises
         ------
-        PromptError
-            If the prompt is empty, or leaves no room in the context.
+        RequestError
+            If it cannot be run: a `PromptError` if the prompt is empty, or leaves no room in the context.
         ConfigError
             If the id is taken, or a per-request setting is unknown or out of range.
         """
-        with self._turn:
-            return self._submit(request)
+        return self._submit(request).id
 
-    def _submit(self, request: Request | Prompt) -> str:
-        work = self._intake.accepted(request, self.trace.names)
-        work.arrived = self.backend.now() + work.request.arrive
-        self._queue(work)
-        return work.id
+    def _submit(self, request: Request | Prompt, reserved: Collection[str] = ()) -> Work:
+        self._turn.require_open()
+        with self._door:
+            number = len(self.trace.names)
+            work = self._intake.accepted(request, self._names, number, reserved)
+            work.arrived = self.backend.now() + work.request.arrive
+            self._queue(work)
+        return work
 
     def prepare(self, request: Request, prompt: Array) -> Work:
         """A sequence with fresh controller states, for a request with every field set.
@@ -121,59 +143,118 @@ class Engine:
         ConfigError
             If the id is taken or a per-request setting is not one of the controller's.
         """
-        return self._intake.sequence(request, prompt, self.trace.names)
+        return self._intake.sequence(request, prompt, self._names, len(self.trace.names))
 
     def adopt(self, work: Work) -> None:
-        """Queue a sequence that was at work in another engine."""
-        with self._turn:
+        """Queue a sequence that was at work in another engine.
+
+        Raises
+        ------
+        ConfigError
+            If its id is taken.
+        """
+        self._turn.require_open()
+        with self._door:
+            if work.id in self._names:
+                raise ConfigError(f"request id {work.id!r} is taken")
             self._loops.adopt(work)
+            work.number = len(self.trace.names)
             self._queue(work)
 
     def _queue(self, work: Work) -> None:
+        self._name(work)
+        self._unfinished[work.id] = work
+        self._inbox.append(work)
+
+    def _name(self, work: Work) -> None:
         self.trace.names.append(work.id)
-        self._coming.append(work)
-        self._coming.sort(key=lambda w: (w.arrived, w.number))
+        self._names.take(work.id)
 
     @property
     def unfinished(self) -> list[Work]:
         """The sequences that are not done, in order of arrival."""
-        return sorted(self._live + self._coming, key=lambda w: w.number)
+        return sorted(self._unfinished.copy().values(), key=lambda work: work.number)
 
     def cancel(self, request: str) -> None:
-        """End a request at the next step, from any thread; its tokens so far are kept."""
-        self._cancelled.add(request)
+        """End a request at the next step, from any thread; its tokens so far are kept.
+
+        One that is done already, or was never there, is not missed.
+        """
+        work = self._unfinished.get(request)
+        if work is not None:
+            self._cancelled.append(work)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to do."""
-        return not self._live and not self._coming
+        return not self._unfinished
 
     # -- running ----------------------------------------------------------------------------------
 
     def submit_all(self, requests: Iterable[Request | Prompt]) -> list[Failed]:
-        """Queue requests; one that cannot be accepted fails by itself and is reported as failed."""
-        failed = []
+        """Queue requests; one that cannot be accepted fails by itself and is reported as failed.
+
+        Those without an id get one that none of them chose.
+        """
+        return self._submit_all(requests)[1]
+
+    def _submit_all(self, requests: Iterable[Request | Prompt]) -> tuple[list[Work], list[Failed]]:
+        self._turn.require_open()
+        requests = list(requests)
+        named = [request.id for request in requests if isinstance(request, Request)]
+        reserved = {name for name in named if isinstance(name, str)}
+        works, failed = [], []
         for request in requests:
             try:
-                self.submit(request)
-            except RequestError as error:
-                failed.append(self._reject(request, error))
-        return failed
+                works.append(self._submit(request, reserved))
+            except EntropicError as error:
+                failed.append(self._reject(request, error, reserved))
+        return works, failed
 
-    def _reject(self, request: Request | Prompt, error: RequestError) -> Failed:
-        work = rejected(request, error, self.trace.names)
-        self.trace.names.append(work.id)
-        work.arrived = work.finished = self.backend.now()
-        self.done.append(work)
+    def _reject(
+        self, request: Request | Prompt, error: EntropicError, reserved: Collection[str]
+    ) -> Failed:
+        with self._door:
+            name = request.id if isinstance(request, Request) else None
+            if not isinstance(name, str) or not name or name in self._names:
+                name = self._names.free(reserved)  # not to be taken for the one that has the id
+            work = rejected(error, name, len(self.trace.names))
+            self._name(work)
+            work.arrived = work.finished = self.backend.now()
+            self.done.append(work)
         self._note("failed", work, reason=str(error))
         return Failed(work.id, error)
 
     def stream(self, requests: Iterable[Request | Prompt] = ()) -> Iterator[Event]:
-        """Submit requests and yield events until everything submitted is done."""
+        """Submit requests and yield events until everything submitted is done.
+
+        Closing it early, or to stop reading it, ends its own requests. After an interrupt they go on with
+        the next step.
+        """
         self._turn.require_open()
-        yield from self.submit_all(requests)
-        while not self.idle:
-            yield from self.step()
+        works, failed = self._submit_all(requests)
+        stepping = False
+        try:
+            yield from failed
+            while not self.idle:
+                stepping = True
+                events = self.step()
+                stepping = False
+                yield from events
+        finally:
+            if not stepping:
+                self._end(works)
+
+    def _end(self, works: Iterable[Work]) -> None:
+        """Cancel requests now, or, where another thread is in the engine, with its next step."""
+        self._cancelled.extend(work for work in works if work.reason is None)
+        if self._cancelled:
+            try:
+                with self._turn:
+                    self._mend()
+                    self._take_in()
+            except (EngineBusy, EngineClosed):
+                pass
 
     def run(self, requests: Iterable[Request | Prompt] = ()) -> Report:
         """Submit requests, run everything to its end, and report on it.
@@ -183,31 +264,39 @@ class Engine:
         """
         if self.idle:
             self.forget()
-        for _ in self.stream(requests):
-            pass
+        self.submit_all(requests)
+        while not self.idle:
+            self.step()
         return self.report()
 
     @property
     def progress(self) -> tuple[int, int]:
         """Prompt and generated tokens done, and those to be done at most."""
-        now = [(w.ledger.length, len(w.prompt) + w.limit) for w in self.unfinished]
-        past = sum(w.ledger.length for w in self.done)
-        return past + sum(n for n, _ in now), past + sum(n for _, n in now)
+        waiting = sum(len(work.prompt) + work.limit for work in tuple(self._inbox))
+        return self._past + self._roster.fed, self._past + self._roster.reach + waiting
 
     def forget(self) -> None:
-        """Drop the finished requests and the trace; ids may be used again.
+        """Drop the finished requests with their part of the trace, and its steps; ids may be used again.
+
+        An engine that is never idle is kept from growing by calling it now and then. What is unfinished
+        keeps its rows of the trace, under new numbers.
 
         Raises
         ------
         EngineBusy
-            If requests are unfinished: their rows in the trace would lose their names.
+            If another thread is in the engine.
         """
-        if not self.idle:
-            raise EngineBusy(
-                "requests are unfinished: run or cancel them before forgetting the rest"
-            )
-        self.done = []
-        self.trace = Trace()
+        with self._turn, self._door:
+            self._mend()
+            works = self.unfinished
+            self._names.drop([work.id for work in self.done])
+            self.trace = self.trace.only([work.number for work in works])
+            for number, work in enumerate(works):
+                work.number = number
+            self.done, self._past, self._tail = [], 0, None
+            if not works:
+                self._names, self._outbox = Names(), []
+                self._cancelled.clear()
 
     def report(self) -> Report:
         """What was done so far."""
@@ -216,52 +305,109 @@ class Engine:
     def step(self) -> list[Event]:
         """One turn of the loop; returns what happened.
 
+        Interrupted, it takes back what it began, and the next step begins it again: tokens are those of an
+        undisturbed run. Ctrl-C waits for its end; a second one does not.
+
         Raises
         ------
         EngineBusy
             If another thread is in the engine.
         """
-        with self._turn:
-            return self._step()
-
-    def _step(self) -> list[Event]:
+        if self._inbox:
+            with self._turn:
+                self._mend()
+                self._take_in()
         self._await_arrival()
+        with self._turn:
+            try:
+                self._step()
+            except BaseException:
+                self._mend()
+                raise
+        events, self._outbox = self._outbox, []
+        return events
+
+    def _step(self) -> None:
+        self._mend()
+        if self._tail is not None:
+            self._end_step(self._tail._replace(clock=self.backend.now() - self._tail.seconds))
+        events = self._outbox
         clock = self.backend.now()
-        events: list[Event] = []
+        self._take_in()
         self._admit(clock, events)
         if not self._live:
-            return events
+            return
         seating = self._schedule(events)
+        self._depart()
+        self._roster.settle(self._live)
         if not seating.shares:
-            return events
+            return
         shares = seating.shares if len(seating.shares) == 1 else self._side_by_side(seating.shares)
+        self._loops.clear()
+        journal = self._journal = Journal((work for work, _ in shares), self._loops, self.trace)
         if self._speculator is not None:
             self._speculator.propose(shares)
         results, engine_seconds = self._forward(shares, events)
         shape = step_shape(self.backend, [chunk for _, chunk, _, _ in results])
         tau, accepted = self._sample(results, events)
-        self._prune(events)
-        self._record_step(clock, shape, engine_seconds, tau, accepted, seating.reason)
+        self._tail = _Tail(
+            clock, shape, engine_seconds, tau, accepted, seating.reason, journal.apart
+        )
+        self._journal = None
+        self._depart()
+        self._end_step(self._tail)
+
+    def _end_step(self, tail: _Tail) -> None:
+        self._prune(self._outbox)
+        self._record_step(tail)
+        self._tail = None
         self._step_number += 1
-        return events
+
+    def _mend(self) -> None:
+        """Take back a step that was cut short, and let those go that are done."""
+        if self._journal is not None:
+            ended = {work.id for work in self.done}
+            lost = self._journal.undo(self.backend, ended)
+            self._outbox[:] = [e for e in self._outbox if e.request in ended]
+            self._leaving = [work for work in self._leaving if work.reason is not None]
+            self._journal = None
+            for work, error in lost:
+                self._resync(work, error, self._outbox)
+        elif self._tail is not None:  # cut short while it pruned
+            for work in self._live:
+                if work.slot is not None:
+                    work.ledger.resync(self.backend.held(work.slot))
+        self._depart()
+        self._roster.settle(self._live)
 
     # -- schedule ---------------------------------------------------------------------------------
 
     def _await_arrival(self) -> None:
-        if not self._live and self._coming:
-            self.backend.sleep(max(self._coming[0].arrived - self.backend.now(), 0.0))
+        """Outside the turn: meanwhile other threads may submit and cancel, which ends the wait."""
+        virtual = self.backend.capabilities.virtual_clock
+        while not self._inbox and not self._cancelled:
+            arrival = self._roster.next_arrival
+            wait = 0.0 if arrival is None else arrival - self.backend.now()
+            if wait <= 0:
+                return
+            self.backend.sleep(wait if virtual else min(wait, _NAP))
+
+    def _take_in(self) -> None:
+        """What other threads asked for meanwhile."""
+        while self._inbox:
+            self._roster.add(self._inbox.popleft())
+        for _ in range(len(self._cancelled)):
+            work = self._cancelled.popleft()
+            if work.reason is None:
+                self._finish(work, "cancelled", self._outbox)
+        self._depart()
 
     def _admit(self, now: float, events: list[Event]) -> None:
-        while self._coming and self._coming[0].arrived <= now:
-            work = self._coming.pop(0)
-            work.served = self._step_number
-            self._live.append(work)
-        for name in tuple(self._cancelled):  # another thread may add to it meanwhile
-            self._cancelled.discard(name)
-            for work in [w for w in self._live + self._coming if w.id == name]:
-                self._finish(work, "cancelled", events)
-        for work in [w for w in self._live if now >= w.deadline]:
+        self._roster.arrive(now, self._step_number)
+        for work in self._roster.overdue(now):
             self._finish(work, "deadline", events)
+        self._depart()
+        self._live = self._roster.weighed()
 
     def _candidates(self, live: Sequence[Work]) -> Candidates:
         now = self.backend.now()
@@ -422,9 +568,14 @@ class Engine:
         self._note("retried", chosen[0][0], reason=str(error), rows=len(chosen))
         results: list[_Result] = []
         total = 0.0
+        if self._journal is not None:
+            self._journal.apart = True
         for pair in chosen:
             alone, seconds = self._forward([pair], events)
             total += seconds
+            if alone:
+                shape = step_shape(self.backend, [chunk for _, chunk, _, _ in alone])
+                self.backend.cost.observe(shape, seconds)
             results += [(w, c, [_kept(row) for row in rows], s) for w, c, rows, s in alone]
         return results, total
 
@@ -439,6 +590,7 @@ class Engine:
         if not isinstance(error, EntropicError):
             error = DecodeError(-1, f"the engine raised {error!r}")
         self._fail(work, error, events)
+        self._leave(work)  # now: others may need its cells
 
     # -- sample -----------------------------------------------------------------------------------
 
@@ -459,7 +611,9 @@ class Engine:
         drawn = len(self.trace.tokens)
         tau = self._speculator.verify(runs, lambda rows: self._draw(rows, events))
         accepted = len(self.trace.tokens) - drawn - len(runs)
-        for work, error in self._speculator.take_back(work for work, _ in runs):
+        for work, error in self._speculator.take_back(
+            work for work, _ in runs if work.reason is None
+        ):
             self._resync(work, error, events)
         return tau, accepted
 
@@ -515,20 +669,32 @@ class Engine:
             self._finish(work, "context" if full else "length", events)
 
     def _finish(self, work: Work, reason: FinishReason, events: list[Event]) -> None:
+        """End it. It leaves once the step's tokens are drawn: until then the step can be taken back."""
         work.reason = reason
         work.finished = self.backend.now()
-        self._seats.leave(work)
-        work.swapped = None
-        (self._live if work in self._live else self._coming).remove(work)
-        self.done.append(work)
-        self._note(reason, work, tokens=len(work.tokens))
+        self._leaving.append(work)
         if reason != "failed":
             events.append(Finished(work.id, reason, work.text.finish()))
+        self._note(reason, work, tokens=len(work.tokens))
 
     def _fail(self, work: Work, error: Exception, events: list[Event]) -> None:
         work.error = error
-        self._finish(work, "failed", events)
         events.append(Failed(work.id, error))
+        self._finish(work, "failed", events)
+
+    def _depart(self) -> None:
+        while self._leaving:
+            self._leave(self._leaving[0])
+
+    def _leave(self, work: Work) -> None:
+        self._seats.leave(work)
+        work.swapped = None
+        self._roster.remove(work)
+        self._live = [other for other in self._live if other is not work]
+        self._unfinished.pop(work.id, None)
+        self._past += work.ledger.length
+        self.done.append(work)
+        self._leaving.remove(work)
 
     # -- record -----------------------------------------------------------------------------------
 
@@ -556,30 +722,25 @@ class Engine:
     def _note(self, what: str, work: Work, **details: Any) -> None:
         self.trace.event(self._step_number, self.backend.now(), what, work.id, **details)
 
-    def _record_step(
-        self,
-        clock: float,
-        shape: Shape,
-        engine_seconds: float,
-        tau: float,
-        accepted: int,
-        reason: str,
-    ) -> None:
+    def _record_step(self, tail: _Tail) -> None:
         weights = self.backend.cost.weights
-        self.backend.cost.observe(shape, engine_seconds)
-        seated = [w.ledger.cells for w in self._live if w.slot is not None]
+        shape = tail.shape
+        if tail.apart:  # each was learnt from by itself
+            shape = shape._replace(passes=shape.rows)
+        else:
+            self.backend.cost.observe(shape, tail.seconds)
         record = _StepRecord(
             self._step_number,
-            clock,
+            tail.clock,
             shape,
             weights,
-            engine_seconds,
-            self.backend.now() - clock,
-            sum(seated),
-            len(self._live) - len(seated),
-            tau,
-            accepted,
-            reason,
+            tail.seconds,
+            self.backend.now() - tail.clock,
+            sum(w.ledger.cells for w in self._live if w.slot is not None),
+            self._roster.waiting,
+            tail.tau,
+            tail.accepted,
+            tail.reason,
         )
         self.trace.steps.append(1, _step_columns, record)
 
@@ -598,6 +759,7 @@ class Engine:
     def save(self, path: str | Path) -> None:
         """Write every unfinished request, its KV and its controller states to one file."""
         with self._turn:
+            self._mend()
             persistence.save(self, Path(path))
 
     def close(self) -> None:
@@ -621,27 +783,17 @@ class Engine:
         self.close()
 
 
-class _Turn:
-    """Held by the one thread that is in the engine."""
+class _Tail(NamedTuple):
+    """What is left of a step once its tokens are drawn: to prune, and to write it down."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.closed = False
-
-    def require_open(self) -> None:
-        if self.closed:
-            raise EngineClosed("the engine was closed: load another one")
-
-    def __enter__(self) -> None:
-        self.require_open()
-        if not self._lock.acquire(blocking=False):
-            raise EngineBusy(
-                "the engine is in use by another thread: give each thread its own engine, or one "
-                "thread the engine and a queue"
-            )
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+    clock: float
+    shape: Shape
+    seconds: float
+    """In the backend."""
+    tau: float
+    accepted: int
+    reason: str
+    apart: bool
 
 
 class _StepRecord(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -11,10 +11,45 @@ from pydantic import ValidationError
 from entropic_control.backends.base import Backend, Prompt
 from entropic_control.config import Config, describe
 from entropic_control.controllers.base import Array
-from entropic_control.errors import ConfigError, ModelError, PromptError, RequestError
+from entropic_control.errors import (
+    ConfigError,
+    EntropicError,
+    ModelError,
+    PromptError,
+    RequestError,
+)
 from entropic_control.loops import Loops
 from entropic_control.request import Request
 from entropic_control.sequence import Sequence as Work
+
+
+class Names:
+    """The ids in use."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Requests that came, those that were forgotten among them."""
+        self._taken: set[str] = set()
+        self._next = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
+    def take(self, name: str) -> None:
+        """From now on the id is in use."""
+        self._taken.add(name)
+        self.count += 1
+
+    def drop(self, names: Collection[str]) -> None:
+        """These may be used again."""
+        self._taken.difference_update(names)
+
+    def free(self, reserved: Collection[str] = ()) -> str:
+        """The id of a request that has none: its number, or the next that nobody chose."""
+        self._next = max(self._next, self.count)
+        while (name := str(self._next)) in self._taken or name in reserved:
+            self._next += 1
+        return name
 
 
 class Intake:
@@ -35,41 +70,65 @@ class Intake:
         self._backend = backend
         self._loops = loops
 
-    def accepted(self, request: Request | Prompt, names: Sequence[str]) -> Work:
+    def accepted(
+        self, request: Request | Prompt, names: Names, number: int, reserved: Collection[str] = ()
+    ) -> Work:
         """The sequence of a request or a bare prompt, with the defaults filled in.
 
         Parameters
         ----------
         request : Request, str, token ids or chat messages
             What was asked for.
-        names : sequence of str
-            The ids in use; their count is the request's number.
+        names : Names
+            The ids in use.
+        number : int
+            Its place in the order of arrival.
+        reserved : collection of str
+            Ids that are not to be given to it.
 
         Raises
         ------
         PromptError
-            If the prompt is empty, no text or no tokens of the model, or leaves no room in the context.
+            If the prompt is empty, no text or no tokens of the model, or leaves no room in the context;
+            or if the model's template or tokenizer fails at it.
         ConfigError
             If the id is taken, or a per-request setting is unknown or out of range.
+        RequestError
+            If anything else is wrong with it.
         """
-        name = _free(names)
-        if not isinstance(request, Request):
-            try:
-                request = Request.model_validate({"prompt": request})
-            except ValidationError as error:
-                raise PromptError(name, describe(error, "the prompt")) from None
-        defaults = self._defaults
-        request = request.replace(
-            id=request.id or name,
-            max_tokens=request.max_tokens or defaults.max_tokens,
-            seed=defaults.seed + len(names) if request.seed is None else request.seed,
-            stop=defaults.stop if request.stop is None else request.stop,
-        )
-        prompt = self._tokens_of(request.id or "", request.prompt)
-        self._check_ids(request.id or "", np.maximum(request.forced, 0))
-        return self.sequence(request, prompt, names)
+        name = names.free(reserved)
+        try:
+            return self._accepted(request, name, names, number)
+        except EntropicError:
+            raise
+        except Exception as error:
+            raise RequestError(name, f"it cannot be run: {error!r}") from error
 
-    def sequence(self, request: Request, prompt: Array, names: Sequence[str]) -> Work:
+    def _accepted(self, asked: Request | Prompt, name: str, names: Names, number: int) -> Work:
+        given: dict[str, Any] = dict(asked) if isinstance(asked, Request) else {"prompt": asked}
+        defaults = self._defaults
+        filled = {
+            "id": given.get("id") or name,
+            "max_tokens": given.get("max_tokens") or defaults.max_tokens,
+            "seed": given.get("seed"),
+            "stop": given.get("stop"),
+        }
+        if filled["seed"] is None:
+            filled["seed"] = defaults.seed + names.count
+        if filled["stop"] is None:
+            filled["stop"] = defaults.stop
+        try:
+            # Again, as one may have been made without a check.
+            request = Request.model_validate(given | filled)
+        except ValidationError as error:
+            what = "the request" if isinstance(asked, Request) else "the prompt"
+            raise PromptError(name, describe(error, what)) from None
+        prompt = self._tokens_of(request.id or "", request.prompt)
+        if request.forced:
+            self._check_ids(request.id or "", np.maximum(request.forced, 0))
+        return self.sequence(request, prompt, names, number)
+
+    def sequence(self, request: Request, prompt: Array, names: Names, number: int) -> Work:
         """The sequence of a request with every field set, whose prompt is tokens already."""
         work_id = request.id or ""
         if work_id in names:
@@ -82,7 +141,7 @@ class Intake:
                 f"the prompt has {len(prompt)} tokens and the context holds {able.context}: shorten "
                 f"it, or set backend.context higher if the model allows",
             )
-        work = Work(request, len(names), prompt, limit, able.context, able.block)
+        work = Work(request, number, prompt, limit, len(prompt) + limit, able.block)
         self._loops.enter(work)
         return work
 
@@ -97,13 +156,16 @@ class Intake:
             raise self._outside(name) from None
         except UnicodeEncodeError as error:
             raise PromptError(name, f"the prompt is not text: {error}") from None
+        except Exception as error:
+            reason = f"the model's chat template or tokenizer failed at the prompt: {error!r}"
+            raise PromptError(name, reason) from error
         if not len(tokens):
             raise PromptError(name, "the prompt is empty")
         self._check_ids(name, tokens)
         return tokens
 
     def _check_ids(self, name: str, tokens: Array) -> None:
-        if np.any((tokens < 0) | (tokens >= self._backend.capabilities.vocab)):
+        if tokens.min() < 0 or tokens.max() >= self._backend.capabilities.vocab:
             raise self._outside(name)
 
     def _outside(self, name: str) -> PromptError:
@@ -111,15 +173,8 @@ class Intake:
         return PromptError(name, f"token ids must lie between 0 and {last}")
 
 
-def rejected(request: Request | Prompt, error: RequestError, names: Sequence[str]) -> Work:
+def rejected(error: EntropicError, name: str, number: int) -> Work:
     """The sequence that stands in the report for a request which was not accepted."""
-    if not isinstance(request, Request):
-        request = Request.model_construct(prompt=str(request))
-    work = Work(request, len(names), np.zeros(0, np.int32), 0, 0)
+    work = Work(Request.model_construct(prompt="", id=name), number, np.zeros(0, np.int32), 0, 0)
     work.reason, work.error = "failed", error
     return work
-
-
-def _free(names: Sequence[str]) -> str:
-    """The name of a request that has none: its number, or the next one that nobody chose."""
-    return next(name for name in map(str, count(len(names))) if name not in names)

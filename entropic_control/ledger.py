@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from entropic_control.controllers.base import Array
@@ -30,6 +32,8 @@ class Ledger:
         self._held = np.zeros(blocks, np.bool_)
         self._surprisal = np.zeros((blocks, size), np.float32)
         self._attention = np.full(blocks, np.nan)
+        self._looked = False
+        """Whether any block's attention was ever measured."""
 
     @property
     def size(self) -> int:
@@ -54,6 +58,21 @@ class Ledger:
             self._held[begun] = True
             self.blocks += 1
 
+    def mark(self) -> tuple[Any, ...]:
+        """What `rewind` goes back to."""
+        attention = self._attention.copy() if self._looked else None
+        return self.length, self.blocks, self._held.copy(), attention
+
+    def rewind(self, mark: tuple[Any, ...]) -> None:
+        """Go back to what was held at a mark; surprisals are noted again when their tokens are."""
+        self.length, self.blocks, held, attention = mark
+        self._held = held.copy()
+        if attention is not None:
+            self._attention = attention.copy()
+        else:
+            self._attention[:] = np.nan
+        self._looked = attention is not None
+
     def record(self, start: int, surprisal: Array) -> None:
         """Note the surprisals, nats, of the tokens from position `start` on; NaN counts as nothing."""
         nats = surprisal[: self._surprisal.size - start]
@@ -67,6 +86,7 @@ class Ledger:
 
     def attended(self, number: Array, mass: Array) -> None:
         """Note the share of a token's attention that each of some blocks got."""
+        self._looked = True
         before = self._attention[number]
         faded = np.where(np.isnan(before), mass, before + _FADE * (mass - before))
         self._attention[number] = faded
@@ -128,3 +148,4 @@ class Ledger:
         self.blocks = int(np.count_nonzero(self._held))
         self._surprisal = arrays["surprisal"].astype(np.float32)
         self._attention = arrays["attention"].astype(np.float64)
+        self._looked = self.watched

@@ -130,6 +130,21 @@ class Loops:
         work.catch_up()
         work.catch_up = self._catch_up
 
+    @property
+    def unread(self) -> int:
+        """How many readings wait to be taken in; set to fewer, it drops the last ones."""
+        return len(self._unread)
+
+    @unread.setter
+    def unread(self, count: int) -> None:
+        del self._unread[count:]
+
+    def clear(self) -> None:
+        """Take in what waits, if the next step might: then what that step adds can be dropped again."""
+        looks = self.config.speculation.drafts or self.config.pruning.selects
+        if looks or len(self._unread) >= _TOGETHER - 1:
+            self._catch_up()
+
     def flows(self, works: Sequence[Work]) -> Any:
         """The priority states of sequences, in one; None if they are not alike, which is to rank nobody."""
         try:
@@ -215,8 +230,14 @@ class Loops:
         run by the dozen from warm caches.
         """
         unread, self._unread = self._unread, []
-        for works, group in groupby(unread, key=itemgetter(0)):
-            self._take_in(works, [reading for _, reading in group])
+        taken = 0
+        try:
+            for works, group in groupby(unread, key=itemgetter(0)):
+                readings = [reading for _, reading in group]
+                self._take_in(works, readings)
+                taken += len(readings)
+        finally:  # what an interrupt leaves waits on
+            self._unread = unread[taken:] + self._unread
 
     def _take_in(self, works: Sequence[Work], readings: list[Reading]) -> None:
         """`_catch_up` of some sequences; one whose controller fails keeps its states, and the fault."""

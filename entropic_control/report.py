@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,9 @@ class Report:
         start : float, optional
             When that part began, on this part's clock, seconds.
         """
-        own = [completion_of(w, trace) for w in sorted(works, key=lambda w: w.number)]
+        rows = _Rows(trace)
+        ordered = sorted(works, key=lambda w: w.number)
+        own = [_completion(w, partial(rows.of, w.number)) for w in ordered]
         completions = [*before, *own]
         return cls(completions, _summary(works, completions, trace, backend, start), trace)
 
@@ -137,11 +140,34 @@ def quarters(values: Array) -> list[float]:
     return [float(part.mean()) for part in np.array_split(values, 4)] if len(values) >= 4 else []
 
 
+class _Rows:
+    """The token rows of a trace by request, found at once for all."""
+
+    def __init__(self, trace: Trace) -> None:
+        request = trace.tokens["request"]
+        self._order = np.argsort(request, kind="stable")
+        self._starts = np.searchsorted(request[self._order], np.arange(len(trace.names) + 1))
+        self._tokens, self._columns = trace.tokens, dict[str, Array]()
+
+    def of(self, number: int, column: str) -> Array:
+        """A column of one request, in order of time."""
+        if column not in self._columns:
+            self._columns[column] = self._tokens[column][self._order]
+        return self._columns[column][self._starts[number] : self._starts[number + 1]]
+
+
 def completion_of(work: Sequence, trace: Trace) -> Completion:
     """What a finished sequence came to."""
-    mine = trace.tokens["request"] == work.number
-    temperature, target = trace.tokens["temperature"][mine], trace.tokens["target"][mine]
-    entropy = trace.tokens["entropy"][mine]
+    mine = np.flatnonzero(trace.tokens["request"] == work.number)
+    return _completion(work, lambda column: trace.tokens[column][mine])
+
+
+Column = Callable[[str], Array]
+"""Gives a column of the trace, one request's rows."""
+
+
+def _completion(work: Sequence, column: Column) -> Completion:
+    temperature, target, entropy = map(column, ("temperature", "target", "entropy"))
     aimed = target[~np.isnan(target)]
     return Completion(
         id=work.id,
@@ -158,9 +184,9 @@ def completion_of(work: Sequence, trace: Trace) -> Completion:
         temperature_range=(float(temperature.min()), float(temperature.max()))
         if temperature.size
         else None,
-        saturated=_mean(trace.tokens["saturated"][mine] != 0) or 0.0,
-        infeasible=_mean(~trace.tokens["feasible"][mine]) or 0.0,
-        reachable=_reachable(trace, mine),
+        saturated=_mean(column("saturated") != 0) or 0.0,
+        infeasible=_mean(~column("feasible")) or 0.0,
+        reachable=_reachable(column),
         repeated_4grams=repeated(work.tokens),
         tau=work.tau,
         longest_wait=work.longest_wait,
@@ -174,16 +200,14 @@ def _mean(values: Array) -> float | None:
     return float(known.mean()) if known.size else None
 
 
-def _reachable(trace: Trace, mine: Array) -> float | None:
+def _reachable(column: Column) -> float | None:
     """The mean entropy had every token been drawn at the upper temperature bound, nats.
 
     To first order H rises by V for each unit of ln T, and never above ln of the candidates. Tokens drawn
     at the bound count as they were measured; where it was never reached, nothing is known of it.
     """
-    columns = ("entropy", "varentropy", "temperature", "commanded", "live", "saturated")
-    entropy, varentropy, temperature, commanded, live, saturated = (
-        trace.tokens[column][mine] for column in columns
-    )
+    names = ("entropy", "varentropy", "temperature", "commanded", "live", "saturated")
+    entropy, varentropy, temperature, commanded, live, saturated = map(column, names)
     if not np.any(saturated > 0):
         return None
     hotter = np.log(commanded[saturated > 0].max() / np.maximum(temperature, 1e-6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -98,7 +98,13 @@ class Table:
     def extend(self, columns: Mapping[str, Any]) -> None:
         """Add rows that stand in columns already."""
         rows = len(next(iter(columns.values())))
-        self.append(rows, lambda _: columns, None)
+        self.append(rows, _ready, columns)
+
+    def truncate(self, rows: int) -> None:
+        """Drop all but the first `rows` rows, where a record ends."""
+        while self._size > rows and self._unwritten:
+            self._size -= self._unwritten.pop()[0]
+        self._size = min(self._size, rows)
 
     def _write(self) -> None:
         while self._size > len(next(iter(self._columns.values()))):
@@ -138,6 +144,33 @@ class Trace:
         self.events.append(
             {"step": step, "time": time, "event": what, "request": request, **details}
         )
+
+    def mark(self) -> tuple[int, int, int]:
+        """What `rewind` goes back to."""
+        return len(self.tokens), len(self.steps), len(self.events)
+
+    def rewind(self, mark: tuple[int, int, int], ended: Collection[str] = ()) -> None:
+        """Drop what was noted since a mark, but for the events of the requests that `ended`."""
+        tokens, steps, events = mark
+        self.tokens.truncate(tokens)
+        self.steps.truncate(steps)
+        self.events[events:] = [e for e in self.events[events:] if e["request"] in ended]
+
+    def only(self, numbers: Sequence[int]) -> Trace:
+        """The rows and events of some requests, which get the numbers 0, 1, ... in this order; no steps."""
+        kept = Trace()
+        kept.names = [self.names[number] for number in numbers]
+        named = set(kept.names)
+        kept.events = [event for event in self.events if event["request"] in named]
+        anew = np.full(len(self.names) + 1, -1)
+        anew[list(numbers)] = np.arange(len(numbers))
+        request = anew[self.tokens["request"]]
+        mine = request >= 0
+        columns = {name: values[mine] for name, values in self.tokens.columns().items()}
+        columns["request"] = request[mine]
+        if mine.any():
+            kept.tokens.append(int(mine.sum()), _ready, columns)
+        return kept
 
     def of(self, name: str) -> dict[str, Array]:
         """The token columns of one request."""
@@ -224,6 +257,12 @@ def rows_of(columns: Mapping[str, Array]) -> Iterator[dict[str, Any]]:
     """The rows of a table."""
     lists = [column.tolist() for column in columns.values()]
     return (dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True))
+
+
+def _ready(records: list[Any]) -> Mapping[str, Any]:
+    """The columns of the one record that is columns already."""
+    (columns,) = records
+    return dict(columns)
 
 
 def read_table(directory: Path, name: str, format: Format | None = None) -> dict[str, Array]:

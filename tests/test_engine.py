@@ -486,7 +486,7 @@ def test_a_refused_engine_leaves_a_backend_it_was_given_alone() -> None:
 
 
 def test_case_17_a_second_thread_is_refused() -> None:
-    """Case 17: whoever comes while another thread is inside gets a typed error, whatever it calls."""
+    """Case 17: whoever comes while another thread is inside gets a typed error, or waits in a queue."""
     engine = simulated()
     engine.submit_all(requests(2))
     inside, go_on = threading.Event(), threading.Event()
@@ -502,15 +502,24 @@ def test_case_17_a_second_thread_is_refused() -> None:
     other.start()
     try:
         assert inside.wait(30)
-        for call in (engine.step, lambda: engine.submit("Hi"), lambda: engine.save("nowhere")):
+        for call in (engine.step, engine.forget, lambda: engine.save("nowhere")):
             with pytest.raises(EngineBusy):
                 call()
-        engine.cancel("r0")  # this one may come at any time
+        # These may come at any time.
+        engine.cancel("r0")
+        engine.submit(Request(id="r2", prompt="Hi", max_tokens=3))
+        engine.submit(Request(id="r3", prompt="Hi", max_tokens=3))
+        engine.cancel("r3")
     finally:
         go_on.set()
         other.join(30)
     report = engine.run()
-    assert reasons(report) == {"r0": "cancelled", "r1": "length"}
+    assert reasons(report) == {
+        "r0": "cancelled",
+        "r1": "length",
+        "r2": "length",
+        "r3": "cancelled",
+    }
 
 
 def test_case_6_a_batch_of_one_has_defined_statistics() -> None:

@@ -47,6 +47,8 @@ class Capabilities(NamedTuple):
     """Whether rows go through the model in one pass only from neighbouring slots."""
     block: int = 16
     """Tokens that are evicted together: an evicted range starts and ends at a multiple of it."""
+    virtual_clock: bool = False
+    """Whether time passes on its clock only by `forward` and `sleep`."""
 
 
 class Chunk(NamedTuple):
@@ -199,7 +201,9 @@ class Reversible(Backend, Protocol):
     """A backend with `can_rollback`: it takes chunks with drafts, and takes wrong ones back."""
 
     def rollback(self, slot: int, length: int) -> None:
-        """Forget the drafts of the slot's last chunk from position `length` on, as if never fed.
+        """Forget the slot's last chunk from position `length` on, as if never fed.
+
+        That is how drafts are taken back, and the whole chunk after a step that was cut short.
 
         Raises
         ------

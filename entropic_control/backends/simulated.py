@@ -140,6 +140,7 @@ class Simulated:
             can_rollback=config.can_rollback,
             adjacent=config.adjacent,
             block=config.block,
+            virtual_clock=True,
         )
         plant = {name: getattr(config, name) for name in _PLANT}
         self.fingerprint = json.dumps(plant)
@@ -150,7 +151,7 @@ class Simulated:
             partial(_logits_after, config)
         )
         self._texts = [_Text() for _ in range(config.slots)]
-        self._before_drafts: list[list[_Text]] = [[] for _ in range(config.slots)]
+        self._before: list[list[_Text]] = [[] for _ in range(config.slots)]
         self._clock = 0.0
 
     def encode(self, prompt: Prompt) -> Array:
@@ -187,13 +188,13 @@ class Simulated:
             surprisal.append(self._surprisal(chunk))
             text = self._texts[chunk.slot]
             certain = len(chunk.tokens) - chunk.drafts
+            self._before[chunk.slot] = [replace(text)]
             self._feed(text, chunk.tokens[:certain])
-            self._before_drafts[chunk.slot] = []
             if chunk.sample:
                 text.generating = True
                 logits.append(self._row(text))
             for at in range(certain, len(chunk.tokens)):
-                self._before_drafts[chunk.slot].append(replace(text))
+                self._before[chunk.slot].append(replace(text))
                 self._feed(text, chunk.tokens[at : at + 1])
                 logits.append(self._row(text))
         seconds = self._true.predict(step_shape(self, chunks))
@@ -243,12 +244,14 @@ class Simulated:
 
     def rollback(self, slot: int, length: int) -> None:
         text = self._texts[slot]
-        before = next((t for t in self._before_drafts[slot] if t.length == length), None)
+        if length == text.length:
+            return
+        before = next((t for t in self._before[slot] if t.length == length), None)
         if not self.config.can_rollback or before is None:
             raise DecodeError(-1, f"slot {slot} cannot go back to {length} tokens")
         del text.positions[length - text.length :]
         self._texts[slot] = before
-        self._before_drafts[slot] = []
+        self._before[slot] = self._before[slot][:1]
 
     def compact(self, slot: int) -> None:
         text = self._texts[slot]
@@ -265,7 +268,7 @@ class Simulated:
 
     def release(self, slot: int) -> None:
         self._texts[slot] = _Text()
-        self._before_drafts[slot] = []
+        self._before[slot] = []
 
     def fork(self, source: int, target: int, length: int) -> None:
         origin = self._texts[source]
@@ -281,7 +284,7 @@ class Simulated:
 
     def restore(self, slot: int, data: bytes) -> None:
         self._texts[slot] = _Text(**json.loads(data))
-        self._before_drafts[slot] = []
+        self._before[slot] = []
 
     def room(self) -> int:
         total = self.config.cells or self.config.slots * self.config.context

@@ -181,21 +181,24 @@ def _targets(args: argparse.Namespace) -> int:
 
 
 def _memory(args: argparse.Namespace) -> int:
-    """Resident memory after a tenth of many short requests and after all of them."""
-    from entropic_control.bench.memory import run_memory
+    """Resident memory after a tenth of many short requests and after all of them, and its growth by request
+    in an engine that is never idle."""
+    from entropic_control.bench.memory import run_busy, run_memory
     from entropic_control.progress import progress_bar
 
     with progress_bar(args.json) as bar:
         figures = run_memory(config_of(args), bar, requests=args.requests)
+        figures |= run_busy(config_of(args), bar, requests=args.requests)
     if args.json:
         print(json.dumps(figures, indent=2))
         return 0
-    table = Table("requests", "resident, start", "resident, end", "growth")
+    table = Table("requests", "resident, start", "resident, end", "growth", "never idle, a request")
     table.add_row(
         str(figures["requests"]),
         f"{figures['resident_bytes_start'] / 2**20:.0f} MiB",
         f"{figures['resident_bytes_end'] / 2**20:.0f} MiB",
         f"{figures['growth_percent']:+.2f} %",
+        f"{figures['busy_bytes_a_request']:+.0f} bytes",
     )
     Console().print(table)
     return 0
