@@ -21,8 +21,8 @@ class Bounded(Claim):
 
     name: ClassVar[str] = "boundedness"
     statement: ClassVar[str] = (
-        "for any sequence of readings, ln T stays in its bounds, F[H] in [0, ln vocab], and every "
-        "command differs from the last by no more than the step bound"
+        "for any sequence of readings, ln T and its integral part stay in their bounds, F[H] in "
+        "[0, ln vocab], and every command differs from the last by no more than the step bound"
     )
     source: ClassVar[str] = (
         "an average stays between what it averages; the clip acts on the integrator"
@@ -33,6 +33,7 @@ class Bounded(Claim):
     log_temperature: tuple[float, float]
     filtered: tuple[float, float]
     error: tuple[float, float]
+    """(H* - F[H]) over its divisor."""
     step: float
     """Largest change of ln T in a token."""
 
@@ -49,28 +50,29 @@ class Bounded(Claim):
         """The corners of the box under one real update stay inside it."""
         corners = np.array(
             [
-                (u, h, h_new, v, v_new)
-                for u in self.log_temperature
+                (i, h, h_new, v, v_new)
+                for i in self.log_temperature
                 for h in self.filtered
                 for h_new in (0.0, np.log(self.vocab))
                 for v in (0.0, largest(self.vocab).bound)
                 for v_new in (0.0, largest(self.vocab).bound)
             ]
         ).T
-        u, h, h_new, v, v_new = corners
-        loops = rollout(self.controller, len(u))
+        i, h, h_new, v, v_new = corners
+        loops = rollout(self.controller, len(i))
         c = self.controller
-        state = loops.state._replace(log_temperature=u, entropy=h, varentropy=v)
-        state = state._replace(error=(c.target - h) / c.divisor(v))
+        u = np.clip(i + c.kp * (c.target - h) / c.divisor(v), *self.log_temperature)
+        state = loops.state._replace(log_temperature=u, integral=i, entropy=h, varentropy=v)
         after = loops._replace(state=state).step(h_new, v_new).state
         return self._outside(after, u)
 
     def _outside(self, state: PIState, before: Array) -> list[str]:
-        faults = []
+        faults, c = [], self.controller
         named = (
             ("ln T", state.log_temperature, self.log_temperature),
             ("F[H]", state.entropy, self.filtered),
-            ("the error", state.error, self.error),
+            ("the integral", state.integral, self.log_temperature),
+            ("the error", (c.target - state.entropy) / c.divisor(state.varentropy), self.error),
             ("the step of ln T", state.log_temperature - before, (-self.step, self.step)),
         )
         for name, values, (low, high) in named:
@@ -105,10 +107,10 @@ def bounded(controller: PITemperature, vocab: int) -> Bounded:
     """The box of `controller` on a vocabulary of `vocab` tokens."""
     low, high = (float(np.log(t)) for t in controller.bounds)
     top = float(np.log(vocab))
-    # An unscheduled error is in nats; a scheduled one is divided by v_min or more.
+    # Unscheduled it is in nats; with the schedule it is divided by v_min or more.
     least = float(controller.divisor(np.array(0.0)))
     error = ((controller.target - top) / least, controller.target / least)
     span = error[1] - error[0]
-    step = controller.kp * span + controller.ki * max(abs(e) for e in error)
+    step = controller.kp * span + controller.ki * max(controller.target, top - controller.target)
     filtered = (0.0, max(top, controller.target))
     return Bounded(controller, vocab, (low, high), filtered, error, min(step, high - low))

@@ -19,7 +19,7 @@ from entropic_control.proofs.attention import entropy_change
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.loop import open_loop
 from entropic_control.proofs.margins import loop_margins
-from entropic_control.proofs.noise import WHITE, driven, mean_gain
+from entropic_control.proofs.noise import OBSERVED, WHITE, driven, mean_gain
 from entropic_control.proofs.rollout import Rollout, replay, rollout
 from entropic_control.proofs.signals import Signals
 
@@ -170,7 +170,7 @@ def impulse(controller: PITemperature, gain: float, delay: int) -> Array:
         return np.full((1, 2), np.inf)
     x, out = b, []
     for _ in range(int(np.ceil(14 / (1 - radius)))):
-        out.append(x[:2])
+        out.append(x[OBSERVED])
         x = A @ x
     return np.array(out)
 

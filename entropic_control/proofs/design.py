@@ -9,13 +9,10 @@ from pydantic import ValidationError
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import ConfigError
-from entropic_control.proofs.fastgain import vertices as fast_vertices
 from entropic_control.proofs.identify import Plant
 from entropic_control.proofs.margins import Margins, margins, worst
 from entropic_control.proofs.noise import Spread, predict
-from entropic_control.proofs.quadratic import common_quadratic
-from entropic_control.proofs.scheduled import MISMATCH
-from entropic_control.proofs.scheduled import vertices as scheduled_vertices
+from entropic_control.proofs.scheduled import LEAST_GAIN, certified
 
 GAINS = np.geomspace(0.005, 2.0, 14)
 """Proportional and integral gains that are tried, for a loop gain of one."""
@@ -83,7 +80,7 @@ def design(
     best: tuple[float, PITemperature] | None = None
     nearest = "even the slowest loop tried lets ln T wander by more"
     for kp in np.concatenate([[0.0], GAINS]) / unit:
-        for ki in GAINS / unit:
+        for ki in GAINS / plant.varentropy.value:
             candidate = base.replace(kp=float(kp), ki=float(ki))
             spread = predict(candidate, plant.varentropy.value, plant.noise, delay)
             if spread.log_temperature > wander:
@@ -122,11 +119,8 @@ def _meets(found: Margins, gm: float, pm: float) -> bool:
 
 
 def _certified(controller: PITemperature, plant: Plant, delay: int) -> bool:
-    if controller.schedule == "varentropy":
-        corners = scheduled_vertices(controller, delay, 1.0, MISMATCH)
-    else:
-        corners = fast_vertices(controller, delay, *plant.range)
-    return common_quadratic(corners) is not None
+    low = 0.0 if delay == 1 else LEAST_GAIN
+    return certified(controller, delay, low, plant.range[1]) is not None
 
 
 def _start(plant: Plant, target: float, bounds: tuple[float, float], vocab: int) -> float:

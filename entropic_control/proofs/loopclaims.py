@@ -14,7 +14,7 @@ from entropic_control.proofs.coupled import coupled
 from entropic_control.proofs.fastgain import fast_gain
 from entropic_control.proofs.noise import noise_response
 from entropic_control.proofs.rollout import innermost
-from entropic_control.proofs.scheduled import MISMATCH, scheduled_gain
+from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.subject import Subject
 from entropic_control.proofs.table import claim
 
@@ -40,10 +40,8 @@ def varying_gain(subject: Subject) -> Iterable[Claim | str]:
             f"'{outer.kind}' is certified where it does not act, as its inner '{controller.kind}'; its "
             "own commands by 'conformance' and 'linear loop'"
         )
-    if isinstance(controller, PITemperature) and controller.schedule == "varentropy":
-        yield scheduled_gain(
-            controller, subject.delay, mismatch=MISMATCH, trace=subject.trace_list()
-        )
+    if isinstance(controller, PITemperature):
+        yield scheduled_gain(controller, subject.delay, subject.support)
     elif same_everywhere(controller):
         yield fast_gain(controller, *subject.gain, subject.delay)
     else:

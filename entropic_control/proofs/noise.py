@@ -36,6 +36,9 @@ class Disturbance(NamedTuple):
         return np.vstack([self.coefficients, np.eye(p - 1, p)]) if p else np.zeros((0, 0))
 
 
+OBSERVED = [0, 2]
+"""Where `driven` has F[H] and the newest command: the controller's states are F[H] and its integral."""
+
 WHITE = Disturbance(np.zeros(1), 1.0)
 
 
@@ -110,7 +113,7 @@ class NoiseResponse(Claim):
             ]
         x, total = b * self.disturbance.std, np.zeros(2)
         for _ in range(int(np.ceil(12 / (1 - radius)))):
-            total += x[:2] ** 2
+            total += x[OBSERVED] ** 2
             x = A @ x
         faults = []
         for name, value, sum_of_squares in zip(Spread._fields, self.predicted, total, strict=True):
@@ -157,18 +160,19 @@ class NoiseResponse(Claim):
         for _ in range(12):  # doubling: after k rounds P sums 2^k terms A^i b b' A'^i
             P = P + A @ P @ np.swapaxes(A, 1, 2)
             A = A @ A
-        return np.diagonal(P, axis1=1, axis2=2)[:, :2]
+        return np.diagonal(P, axis1=1, axis2=2)[:, OBSERVED]
 
 
 def driven(
     controller: PITemperature, gain: float, disturbance: Disturbance, delay: int = 1
 ) -> tuple[Array, Array]:
-    """The closed loop with its noise model: x' = A x + b w, F[H] and u the first two states."""
+    """The closed loop with its noise model: x' = A x + b w; F[H] and u are the states `OBSERVED`."""
     model = controller.linearize(gain)
     loop = closed_loop(model, gain, delay).A
     n, p = loop.shape[0], len(disturbance.coefficients)
     A, b = np.zeros((n + p, n + p)), np.zeros(n + p)
-    entry = np.concatenate([model.B[:, 0], np.zeros(n - model.A.shape[0])])
+    # What is measured enters the controller's states and the command that it leads to.
+    entry = np.concatenate([model.B[:, 0], model.D[0], np.zeros(delay - 1)])
     A[:n, :n] = loop
     A[:n, n:] = np.outer(entry, disturbance.coefficients)
     A[n:, n:] = disturbance.companion()
@@ -185,7 +189,7 @@ def predict(
     if np.abs(np.linalg.eigvals(A)).max() >= 1:
         return Spread(np.inf, np.inf)
     P = solve_discrete_lyapunov(A, np.outer(b, b) * disturbance.std**2)
-    return Spread(float(np.sqrt(P[0, 0])), float(np.sqrt(P[1, 1])))
+    return Spread(*(float(np.sqrt(P[at, at])) for at in OBSERVED))
 
 
 def disturbance_of(trace: list[Signals], order: int = ORDER) -> Disturbance:

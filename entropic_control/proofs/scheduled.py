@@ -1,106 +1,113 @@
-"""Claim: under the varentropy schedule one certificate serves every model and every text.
+"""Claim: one certificate serves every model, every text and every divisor.
 
-Divide the filtered entropy error by the divisor d = max(F[V], v_min) and call it x. A token of varentropy
-V then turns x into m x + b u with m = (1 - filter) d / d' and b = filter g / d', d' being the next
-divisor and g the slope of the entropy, g = V where the measurement is right. F[V] is the same filter,
-so m + b = 1 away from the floor: the loop is that of a plant of gain one behind a filter whose
-coefficient moves with the text. V_max, the model and the text are gone from it.
+Let x = (F[H] - H*, I - u*), where u* is the ln T that meets the target. A token whose entropy answers to
+ln T by a mean slope g, under a proportional gain q = kp / divisor, turns x into A(g, q) x:
+
+    F[H] - H*  <-  (1 - a - a g q) (F[H] - H*) + a g (I - u*)
+    I - u*     <-  ki g q (F[H] - H*) + (1 - ki g) (I - u*)
+
+A is affine in (g, g q), so a P that no corner of their region stretches is stretched by none of its points,
+in any order of tokens. g is a mean of varentropies (mean value theorem), so it lies between 0 and what the
+vocabulary allows, calm tokens included; q lies between 0 and kp / v_min, whatever was measured. Bounds that
+cut the command make g smaller, and bounds that cut the integral bring it nearer to u*: with a diagonal P
+neither can stretch x.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from entropic_control.controllers import PITemperature
 from entropic_control.controllers.base import Array
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
-from entropic_control.proofs.fastgain import decrease
-from entropic_control.proofs.loop import closed_loop
 from entropic_control.proofs.quadratic import (
     common_quadratic,
-    fastest,
     growth,
     least_feasible,
     quadratic_form,
 )
-from entropic_control.proofs.rollout import Rollout, centres, replay, rollout
-from entropic_control.proofs.signals import Signals
+from entropic_control.proofs.rollout import Rollout, centres, rollout
+from entropic_control.proofs.varentropy import largest
 
-MISMATCH = (0.85, 1.2)
-"""The true slope over the measured varentropy that a certificate or a design allows for."""
+LEAST_GAIN = 0.1
+"""Slope from which on a loop with a longer delay is asked to contract, nats."""
 
 
 @dataclass(frozen=True)
 class ScheduledGain(Claim):
-    """Numbers: P for all tokens whose varentropy is at least `share` of its running mean."""
+    """Numbers: P for all gains up to `high`, and how far the gains could go."""
 
-    name: ClassVar[str] = "varentropy schedule"
+    name: ClassVar[str] = "every gain"
     statement: ClassVar[str] = (
-        "with the schedule, x' P x falls at every token, for every model, text and temperature bound, "
-        "while V >= share max(F[V], v_min)"
+        "without noise and with a fixed ln T that meets the target, x' P x grows at no token, and falls "
+        "where the entropy answers to ln T at all: for every model, text, varentropy and temperature bound"
     )
     source: ClassVar[str] = (
-        "gain scheduling: Rugh and Shamma, Automatica 36, 2000; quadratic stability of a polytope: Boyd "
-        "et al., LMIs in System and Control Theory, 1994, section 5.1"
+        "quadratic stability of a polytope: Boyd et al., LMIs in System and Control Theory, 1994, section "
+        "5.1; gain scheduling: Rugh and Shamma, Automatica 36, 2000"
     )
 
     controller: PITemperature
     delay: int
-    share: float
-    mismatch: tuple[float, float]
-    """Range of the true slope over the measured varentropy."""
+    low: float
+    """Least slope of the entropy, nats: 0 at a delay of one token."""
+    high: float
+    """Largest slope, nats."""
     P: Array | None
-    least_share: float
-    """Smallest share for which a P exists."""
-    factor: float
-    """Largest factor on kp and ki for which a P exists at this share."""
-    drift: float | None
-    """Mean of ln ||A||_P over the tokens of a trace: below 0, the loop contracts on that text, calm
-    tokens included."""
+    provable: float
+    """The largest slope for which a P exists, nats."""
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
-        low, high = self.mismatch
+        bounds = "the temperature that meets the target lies within the bounds"
+        if self.delay > 1:
+            bounds += ", and they cut nothing"
         return (
-            Assumption(f"the slope of the entropy is within [{low:g}, {high:g}] of the measured V"),
+            Assumption(bounds),
             Assumption(
-                "calm tokens (V below the share) are outweighed by the others",
-                None if self.drift is None else self.drift < 0,
+                f"the entropy moves with ln T by a slope in [{self.low:g}, {self.high:.4g}] nats: a mean "
+                "of varentropies, by the mean value theorem, where the tokens that truncation leaves "
+                "do not depend on the temperature"
             ),
-            Assumption("the temperature that meets the target lies within the bounds"),
         )
 
     @property
     def figures(self) -> dict[str, float]:
         figures = {
-            "share": self.share,
-            "least provable share": self.least_share,
-            "factor left on kp and ki": self.factor,
+            "gain to [nats]": self.high,
+            "provable gain [nats]": self.provable,
         }
         if self.P is not None:
-            figures["contraction per token"] = float(growth(self.P, self._vertices()).max())
-        if self.drift is not None:
-            figures["mean log contraction on the trace"] = self.drift
+            figures["contraction per token at a gain of 1 nat"] = self._contraction(self.P)
         return figures
 
+    def _contraction(self, P: Array) -> float:
+        q = proportional(self.controller)
+        return float(growth(P, [token_matrix(self.controller, self.delay, 1.0, r) for r in q]).max())
+
     def check(self) -> list[str]:
-        """Eigenvalues at the vertices; and that random tokens stay within the polytope they span."""
+        """Eigenvalues at the corners, the edge of what is provable from both sides, A against `update`."""
+        c = self.controller
+        if not 0 <= self.low < self.high < np.inf:
+            return [f"[{self.low:g}, {self.high:g}] is no range of slopes"]
         if self.P is None:
             return [
-                f"no common Lyapunov function exists for kp {self.controller.kp:g}, ki "
-                f"{self.controller.ki:g} with a delay of {self.delay} and slopes within "
-                f"[{self.mismatch[0]:g}, {self.mismatch[1]:g}] of the measured V; "
-                + (
-                    f"multiply kp and ki by {self.factor:.3g}"
-                    if self.factor
-                    else "lower ki against kp"
-                )
+                f"no common Lyapunov function exists for kp {c.kp:g}, ki {c.ki:g} with a delay of "
+                f"{self.delay} and slopes up to {self.high:.4g} nats (up to {self.provable:.4g} there is "
+                "one): lower kp and ki, or raise v_min"
             ]
-        faults = decrease(self.P, self._vertices())
+        faults = not_growing(self.P, corners(c, self.delay, self.low, self.high))
+        if self.delay == 1 and np.any(self.P != np.diag(np.diag(self.P))):
+            faults.append("P is not diagonal, so bounds that cut could stretch x")
+        edge = partial(_holds, c, self.delay, self.low)
+        if not edge(0.99 * self.provable) or edge(1.01 * self.provable):
+            faults.append(f"{self.provable:.6g} is not the largest provable slope")
         error = self._model_error()
         if error > 1e-9:
             faults.append(f"the token matrices miss what update does by {error:.3g}")
@@ -110,36 +117,38 @@ class ScheduledGain(Claim):
         """How far A x is from what the real `update` makes of x, over tokens of any varentropy."""
         rng = np.random.default_rng(0)
         c = self.controller
-        varentropy = np.exp(rng.uniform(-4, 3, 60))
-        one = Signals(np.ones(60), varentropy, np.zeros(60))
         centre = np.array([np.log(c.start) + 1e-3])
         loops, worst = rollout(c, 1, self.delay), 0.0
-        for v, m, b in zip(varentropy, *coefficients(c, one), strict=True):
+        q = c.kp / c.divisor(loops.state.varentropy)
+        for v in np.exp(rng.uniform(-4, 3, 60)):
             x = self._state(loops, centre)[0]
             loops = loops.step(c.target + v * (loops.in_force - centre), np.array([v]))
-            predicted = token_matrix(c, self.delay, float(m), float(b)) @ x
+            after = c.kp / c.divisor(loops.state.varentropy)
+            acting = q if self.delay == 1 else after
+            predicted = token_matrix(c, self.delay, float(v), float(acting[0])) @ x
             worst = max(worst, float(np.abs(predicted - self._state(loops, centre)[0]).max()))
+            q = after
         return worst
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
-        """An adversary picks each token's varentropy and slope against the real `update`."""
+        """An adversary picks each token's slope and varentropy against the real `update`, bounds included."""
         P = self.P
         if P is None:
             return "there is no P to test"
         rng = np.random.default_rng(seed)
         c = self.controller
         centre = centres(c, trials, rng)
-        loops = rollout(c, trials, self.delay)
-        for _ in range(10):
-            v = np.exp(rng.uniform(-3, 3.4, trials))
-            loops = loops.step(c.target + rng.normal(0, 1, trials) * v, v)
+        # With a longer delay the claim is about a loop that its bounds do not cut.
+        driven = c if self.delay == 1 else c.replace(bounds=(1e-9, 1e9))
+        loops = rollout(driven, trials, self.delay)
+        for _ in range(10):  # away from the start
+            loops = loops.step(c.target + rng.normal(0, 1, trials), np.exp(rng.uniform(-3, 3.4, trials)))
         size = quadratic_form(P, self._state(loops, centre))
         for token in range(50):
             options = []
-            for ratio in (self.mismatch[0], self.mismatch[1]):
-                for extreme in (0.0, 1.0):
-                    v = self._varentropy(loops, rng, trials, extreme)
-                    options.append(loops.step(c.target + ratio * v * (loops.in_force - centre), v))
+            for slope in (self.low, self.high, rng.uniform(self.low, self.high, trials)):
+                v = np.exp(rng.uniform(-5, 3.6, trials))
+                options.append(loops.step(c.target + slope * (loops.in_force - centre), v))
             sizes = np.array([quadratic_form(P, self._state(option, centre)) for option in options])
             worst = int(np.argmax((sizes / np.maximum(size, 1e-300)).max(axis=1)))
             before, size, loops = size, sizes[worst], options[worst]
@@ -147,134 +156,95 @@ class ScheduledGain(Claim):
                 return f"x' P x grew from {before[np.argmax(size - before)]:.6g} at token {token}"
         return None
 
-    def _varentropy(
-        self, loops: Rollout, rng: np.random.Generator, rows: int, extreme: float
-    ) -> Array:
-        """Varentropies that respect the share: at its edge or far above it, some in between."""
-        c = self.controller
-        # V >= s max(F', v_min) with F' = (1 - filter) F + filter V.
-        least = np.maximum(
-            self.share
-            * (1 - c.filter)
-            * loops.state.varentropy
-            / max(1 - self.share * c.filter, 1e-12),
-            self.share * c.v_min,
-        )
-        spread = np.where(rng.random(rows) < 0.5, extreme, rng.random(rows))
-        return np.asarray(least * (1 + 1e-9) * 1e3**spread)
-
     def _state(self, loops: Rollout, centre: Array) -> Array:
-        """Scaled errors, then commands from new to old, shape (rows, 1 + delay)."""
-        return np.column_stack([-loops.state.error, *(u - centre for u in loops.queue[::-1])])
-
-    def _vertices(self) -> list[Array]:
-        return vertices(self.controller, self.delay, self.share, self.mismatch)
+        """x, then the commands on their way from new to old, shape (rows, 1 + delay)."""
+        commands = [u - centre for u in loops.queue[:0:-1]]
+        state = loops.state
+        if self.delay > 1:
+            commands = [u - centre for u in loops.queue[::-1]]
+        return np.column_stack(
+            [state.entropy - self.controller.target, state.integral - centre, *commands]
+        )
 
 
 def scheduled_gain(
-    controller: PITemperature,
-    delay: int = 1,
-    share: float = 1.0,
-    mismatch: tuple[float, float] = (1.0, 1.0),
-    trace: list[Signals] | None = None,
+    controller: PITemperature, delay: int = 1, vocab: int = 49_152, high: float | None = None
 ) -> ScheduledGain:
-    """Find P, the least share, and the mean contraction on a trace where there is one."""
-    P = fastest(vertices(controller, delay, share, mismatch))
-    most = (1 - 1e-6) / controller.filter
-    least = np.inf
-    if _holds(controller, delay, mismatch, most):
-        least = least_feasible(partial(_holds, controller, delay, mismatch), 1e-3, most, 0.01)
-
-    def scaled(inverse: float) -> bool:
-        changed = controller.replace(kp=controller.kp / inverse, ki=controller.ki / inverse)
-        return _holds(changed, delay, mismatch, share)
-
-    factor = 1 / least_feasible(scaled, 1e-2, 1e3, 0.01) if scaled(1e3) else 0.0
-    drift = None if trace is None else mean_log_growth(controller, delay, trace)
-    return ScheduledGain(controller, delay, share, mismatch, P, least, factor, drift)
+    """Find P for every slope that the vocabulary allows, or up to `high` nats, and the most there is one for."""
+    low = 0.0 if delay == 1 else LEAST_GAIN
+    most = largest(vocab).bound if high is None else high
+    holds = partial(_holds, controller, delay, low)
+    provable = 0.0
+    if holds(max(low * 1.01, 1e-2)):
+        provable = 1 / least_feasible(lambda inverse: holds(1 / inverse), 1e-4, 1e2, 1e-3)
+    return ScheduledGain(controller, delay, low, most, certified(controller, delay, low, most), provable)
 
 
-def _holds(
-    controller: PITemperature, delay: int, mismatch: tuple[float, float], share: float
-) -> bool:
-    return common_quadratic(vertices(controller, delay, share, mismatch)) is not None
-
-
-def token_matrix(
-    controller: PITemperature, delay: int, keep: float, gain: float, clip: float = 1.0
-) -> Array:
-    """The closed loop over one token with m = `keep` and b = `gain`, built from `linearize`.
-
-    In the scaled error the controller is its own unscheduled form with filter 1 - m for what it
-    remembers and b for what it measures.
-    """
-    plain = controller.replace(schedule="none")
-    remembers = plain.replace(filter=1.0).linearize()
-    forgets = plain.replace(filter=0.5).linearize()
-    # A and B are affine in the filter, so two of them give all, filter 0 included.
-    A = remembers.A + 2 * keep * (forgets.A - remembers.A)
-    C = remembers.C + 2 * keep * (forgets.C - remembers.C)
-    model = remembers._replace(A=A, C=C, B=gain * remembers.B, D=gain * remembers.D)
-    return closed_loop(model, 1.0, delay, clip).A
-
-
-def vertices(
-    controller: PITemperature, delay: int, share: float, mismatch: tuple[float, float]
-) -> list[Array]:
-    """The corners (m, b) that hold every token with V >= share max(F', v_min), clip open and shut.
-
-    With s = filter share: away from the floor (1 - b, b), b in [s, 1]; leaving the floor m is at most
-    1 - filter and b at most 1; on the floor m is 1 - filter or more and b >= s.
-    """
-    a, s = controller.filter, min(controller.filter * share, 1.0)
-    corners = [(1 - s, s), (0.0, 1.0), (1 - a, 1.0), (min(1 - a, 1 - s), s)]
-    return [
-        token_matrix(controller, delay, m, b * ratio, clip)
-        for m, b in corners
-        for ratio in dict.fromkeys(mismatch)
-        for clip in (0.0, 1.0)
-    ]
-
-
-def mean_log_growth(controller: PITemperature, delay: int, trace: list[Signals]) -> float:
-    """The mean over a trace of ln ||A||_P, clip open or shut, with the P that makes it least.
-
-    Below 0 the product of the token matrices of that text shrinks, though single calm tokens (whose
-    varentropy is near 0, so that they say nothing about the temperature) stretch.
-    """
-    from scipy.optimize import minimize
-
-    # A is affine in m and in b: three corners give the matrix of every token.
-    m, b = np.concatenate([coefficients(controller, one) for one in trace], axis=1)
-    tokens = []
-    for clip in (0.0, 1.0):
-        base, keep, gain = (
-            token_matrix(controller, delay, *at, clip) for at in ((0, 0), (1, 0), (0, 1))
-        )
-        tokens.append(base + np.multiply.outer(m, keep - base) + np.multiply.outer(b, gain - base))
-    n = tokens[0].shape[-1]
-    lower = np.tril_indices(n)
-
-    def mean(root: Array, stride: int = 1) -> float:
-        L = np.zeros((n, n))
-        L[lower] = root
-        L[np.diag_indices(n)] = np.exp(np.diag(L))
-        return float(np.log(np.max([growth(L @ L.T, A[::stride]) for A in tokens], axis=0)).mean())
-
-    # Found on a few hundred tokens, judged on all.
-    best = minimize(
-        mean,
-        np.zeros(len(lower[0])),
-        args=(len(m) // 400 + 1,),
-        method="Nelder-Mead",
-        options={"maxiter": 60 * n},
+def certified(controller: PITemperature, delay: int, low: float, high: float) -> Array | None:
+    """A P that no slope in [low, high] nats stretches, for any divisor; None where none was found."""
+    if delay > 1:
+        return common_quadratic(corners(controller, delay, low, high))
+    # At a slope of 0 the matrix is diagonal, and every diagonal P serves.
+    stretching = corners(controller, delay, high, high)
+    best = minimize_scalar(
+        lambda log: growth(np.diag([np.exp(log), 1.0]), stretching).max(),
+        bounds=(-14, 6),
+        method="bounded",
+        options={"xatol": 1e-7},
     )
-    return mean(best.x)
+    return np.diag([np.exp(best.x), 1.0]) if best.fun < 1 else None
 
 
-def coefficients(controller: PITemperature, one: Signals) -> tuple[Array, Array]:
-    """m and b of every token of a request, from what the real controller's filter makes of it."""
-    pairs = [(b.state.varentropy[0], a.state.varentropy[0]) for b, a in replay(controller, one)]
-    before, after = controller.divisor(np.array(pairs)).T
-    a = controller.filter
-    return (1 - a) * before / after, a * one.varentropy / after
+def _holds(controller: PITemperature, delay: int, low: float, high: float) -> bool:
+    return certified(controller, delay, low, high) is not None
+
+
+def proportional(controller: PITemperature) -> tuple[float, float]:
+    """The least and the largest proportional gain, whatever varentropy was measured, 1/nats."""
+    least, most = controller.divisor_bounds
+    return controller.kp / most, controller.kp / least
+
+
+def corners(controller: PITemperature, delay: int, low: float, high: float) -> list[Array]:
+    """A at the corners of the region of slopes and proportional gains, that of the least slope first."""
+    ends = [(low, q) for q in proportional(controller)] + [(high, q) for q in proportional(controller)]
+    return [token_matrix(controller, delay, g, q) for g, q in ends]
+
+
+def token_matrix(controller: PITemperature, delay: int, slope: float, q: float) -> Array:
+    """The closed loop over one token off the bounds: x as in this module, then the commands on their way.
+
+    Parameters
+    ----------
+    slope : float
+        g, nats.
+    q : float
+        kp over the divisor, 1/nats: of the command in force at a delay of one token, else of the next.
+    """
+    a, ki = controller.filter, controller.ki
+    n = 2 if delay == 1 else 2 + delay
+    A = np.zeros((n, n))
+    A[0, 0], A[1, 1] = 1 - a, 1.0
+    # The deviation of the command in force, as a row that x is multiplied by.
+    in_force = np.zeros(n)
+    if delay == 1:
+        in_force[:2] = -q, 1.0
+    else:
+        in_force[-1] = 1.0
+    A[0] += a * slope * in_force
+    A[1] -= ki * slope * in_force
+    if delay > 1:
+        A[2] = A[1] - q * A[0]
+        for link in range(3, n):
+            A[link, link - 1] = 1.0
+    return A
+
+
+def not_growing(P: Array, matrices: Sequence[Array]) -> list[str]:
+    """What is wrong with P as a quadratic form that no matrix stretches, by eigenvalues."""
+    if not np.all(np.isfinite(P)) or np.linalg.eigvalsh(P).min() <= 0:
+        return ["P is not positive definite"]
+    worst = max(float(np.linalg.eigvalsh(A.T @ P @ A - P).max()) for A in matrices)
+    if worst > 0:
+        return [f"A' P A - P has the eigenvalue {worst:.3g} > 0 at a corner"]
+    return []
