@@ -247,6 +247,11 @@ class BackendConfig(Kinded):
 
     family: ClassVar[str] = "backend"
 
+    @property
+    def delay(self) -> int:
+        """Tokens from a measurement to the first token drawn under the command that it led to."""
+        return 1
+
     @abstractmethod
     def open(self) -> Backend:
         """Load the model and make the engine ready.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,19 +14,11 @@ from entropic_control.proofs.convergence import convergence
 from entropic_control.proofs.coupled import coupled
 from entropic_control.proofs.fastgain import fast_gain
 from entropic_control.proofs.noise import noise_response
-from entropic_control.proofs.rollout import innermost
+from entropic_control.proofs.measuredslope import measured_slope
+from entropic_control.proofs.rollout import innermost, moves_temperature
 from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.subject import Subject
 from entropic_control.proofs.table import claim
-
-
-def moves_temperature(controller: TemperatureController | None) -> bool:
-    """Whether the controller answers to past readings with ln T."""
-    return (
-        controller is not None
-        and not controller.reads_logits
-        and controller.linearize().outputs == ("ln temperature",)
-    )
 
 
 @claim("temperature")
@@ -41,11 +34,14 @@ def varying_gain(subject: Subject) -> Iterable[Claim | str]:
             "own commands by 'conformance' and 'linear loop'"
         )
     if isinstance(controller, PITemperature):
-        yield scheduled_gain(controller, subject.delay, subject.support)
+        found: Claim = scheduled_gain(controller, subject.delay, subject.support)
     elif same_everywhere(controller):
-        yield fast_gain(controller, *subject.gain, subject.delay)
+        found = fast_gain(controller, *subject.gain, subject.delay)
     else:
         yield f"'{controller.kind}' schedules its gains: no claim covers a gain that varies fast"
+        return
+    slope = measured_slope(subject.truncation, subject.estimator, subject.vocab)
+    yield replace(found, broken=tuple(slope.check()))
 
 
 @claim("temperature")

@@ -18,7 +18,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import measure
 from entropic_control.controllers.temperature import Command
 from entropic_control.proofs.claim import TRIALS, Claim
-from entropic_control.proofs.loopclaims import moves_temperature
+from entropic_control.proofs.rollout import moves_temperature
 from entropic_control.proofs.subject import Subject
 from entropic_control.proofs.table import claim
 
@@ -76,7 +76,8 @@ class MeasuredSlope(Claim):
                 f"truncation '{self.truncation.kind}' placed after the temperature leaves other tokens at "
                 "another temperature: set place to 'before'"
             )
-        if not isinstance(self.estimator, FullEntropy):
+        alone = _ratios(NoTruncation(), self.estimator, self.tokens, 7)
+        if not (low <= alone.min() and alone.max() <= high):
             why.append(
                 f"estimator '{self.estimator.kind}' reports another entropy than the one whose varentropy "
                 "is measured: use 'full'"

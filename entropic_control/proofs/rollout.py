@@ -114,6 +114,15 @@ def innermost(controller: TemperatureController) -> TemperatureController:
     return innermost(inner) if isinstance(inner, TemperatureController) else controller
 
 
+def moves_temperature(controller: TemperatureController | None) -> bool:
+    """Whether the controller commands ln T from what was measured before."""
+    return (
+        controller is not None
+        and not controller.reads_logits
+        and controller.linearize().outputs == ("ln temperature",)
+    )
+
+
 def bounds_of(controller: TemperatureController) -> tuple[float, float]:
     """Temperature limits, declared by the controller or by what it wraps; wide where there are none."""
     low, high = getattr(innermost(controller), "bounds", (1e-9, 1e9))

@@ -22,14 +22,14 @@ ENTRY_POINTS = "entropic_control.claims"
 WHOLE = "configuration"
 """The part of claims about the configuration as a whole."""
 BUILTIN = (
-    "varentropy",
+    "gainclaims",
     "conformance",
     "measuredslope",
-    "cutting",
     "linearloop",
-    "fastgain",
     "loopclaims",
     "requestgains",
+    "cutting",
+    "estimates",
     "topk",
     "queueclaims",
     "keepclaims",

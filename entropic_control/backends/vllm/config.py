@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 from pydantic import ValidationError
 
 from entropic_control.backends.base import Backend, BackendConfig
+from entropic_control.backends.vllm.own import GAINS
 from entropic_control.controllers.base import Strict
 from entropic_control.controllers.kinds import KindOf
 from entropic_control.controllers.priority.base import Priority
@@ -40,6 +41,21 @@ class VllmConfig(BackendConfig):
     voluntary_preemption: bool = False
     prune: bool = False
     trace: str | None = None
+
+    @property
+    def delay(self) -> int:
+        """One token; two at most where a step is scheduled before the last one's tokens are known."""
+        return 2 if self.async_scheduling else 1
+
+    @property
+    def preempts(self) -> bool:
+        """Whether an overdue request gets a running one's seat."""
+        return self.voluntary_preemption
+
+    @property
+    def request_ranges(self) -> dict[str, tuple[float, float]]:
+        """The gains a request may set for itself, least and most."""
+        return dict(GAINS)
 
     def open(self) -> Backend:
         raise CapabilityError(
