@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -69,14 +69,19 @@ class Claim(ABC):
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """A counterexample in words, None where `trials` cases gave none."""
 
+    def again(self) -> Claim | None:
+        """The claim made anew from what was asked of it; None where `check` goes over every number."""
+        return None
+
     @cached_property
     def faults(self) -> list[str]:
-        """Broken premises, what `check` found, and every assumption that a trace contradicts.
+        """Broken premises, what `check` found, numbers that come out otherwise when the claim is made
+        `again`, and every assumption that a trace contradicts.
 
         A check that raises has found something too.
         """
         try:
-            found = list(self.check())
+            found = list(self.check()) or different(self, self.again())
         except Exception as error:  # noqa: BLE001 (a forged number may break any computation)
             found = [f"the check came to no end: {type(error).__name__}: {error}"]
         violated = [str(a) for a in self.assumptions if a.verdict is False]
@@ -91,6 +96,36 @@ class Claim(ABC):
         lines += [f"    because: {fault}" for fault in self.faults]
         numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
         return "\n".join(lines + ([f"    {numbers}"] if numbers else []))
+
+
+def different(claim: Claim, again: Claim | None) -> list[str]:
+    """The fields of a claim that are not what they are when it is made again."""
+    if again is None:
+        return []
+    pairs = [(f.name, getattr(claim, f.name), getattr(again, f.name)) for f in fields(claim)]
+    return [
+        f"{name} is {_short(new)} when it is worked out again, not {_short(old)}"
+        for name, old, new in pairs
+        if name != "broken" and not same(old, new)
+    ]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values agree in all their numbers, to rounding."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, bool | int | float | np.ndarray | np.number):
+        if not isinstance(other, bool | int | float | np.ndarray | np.number):
+            return False
+        equal = np.shape(one) == np.shape(other)
+        return equal and bool(np.allclose(one, other, rtol=1e-9, atol=1e-12))
+    if is_dataclass(one) and type(one) is type(other):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    return bool(one == other)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Convergence(Claim):
     """B, nats."""
     settling: float
     """Tokens in which the linear loop at gain `v_start` falls to 2 %."""
+    fill: float
+    """The target over ln(vocab)."""
     delay: int = 1
     trace: tuple[Signals, ...] = ()
 
@@ -54,12 +56,11 @@ class Convergence(Claim):
 
     @property
     def figures(self) -> dict[str, float]:
-        c = self.controller
         figures = {
             "B [nats]": self.sum_bound,
             "tokens to a mean within 0.1 nats": self.sum_bound / 0.1,
             "settling [tokens]": self.settling,
-            "target over ln(vocab)": c.target / float(np.log(self.vocab)),
+            "target over ln(vocab)": self.fill,
         }
         if self.trace:
             figures["share of tokens cut by a bound"] = float(self.cut.mean())
@@ -93,12 +94,17 @@ class Convergence(Claim):
             )
         settling = margins(c, c.v_start, self.delay).settling
         if not abs(self.settling - settling) <= 1e-6 * settling:
-            faults.append(f"the linear loop settles in {settling:.6g} tokens, not {self.settling:.6g}")
+            faults.append(
+                f"the linear loop settles in {settling:.6g} tokens, not {self.settling:.6g}"
+            )
         if self.trace and self._largest_sum() > self.sum_bound * (1 + 1e-6):
             faults.append(
                 f"on the trace the errors sum to {self._largest_sum():.6g} nats off the bounds, beyond B"
             )
         return faults
+
+    def again(self) -> Convergence:
+        return convergence(self.controller, self.vocab, self.delay, list(self.trace))
 
     def _from_bound_to_bound(self) -> float:
         """Nats below the target that take the real integral from the lower bound to the upper."""
@@ -129,7 +135,9 @@ class Convergence(Claim):
         start = loops.state.integral
         for token in range(150):
             lively = (token // period) % 2 == 0
-            v = np.where(lively, np.exp(rng.uniform(-1, 3.4, trials)), np.exp(rng.uniform(-6, 0, trials)))
+            v = np.where(
+                lively, np.exp(rng.uniform(-1, 3.4, trials)), np.exp(rng.uniform(-6, 0, trials))
+            )
             h = c.target + bias + v * (loops.in_force - start) * 0.5 + rng.normal(0, 1, trials)
             h = np.clip(h, 0.0, np.log(self.vocab))
             loops = loops.step(h, v)
@@ -162,7 +170,8 @@ def convergence(
     low, high = controller.log_bounds
     settling = float(margins(controller, controller.v_start, delay).settling)
     total = (high - low) / controller.ki
-    return Convergence(controller, vocab, total, settling, delay, tuple(trace or ()))
+    fill = controller.target / float(np.log(vocab)) if vocab > 1 else np.inf
+    return Convergence(controller, vocab, total, settling, fill, delay, tuple(trace or ()))
 
 
 def _cut(controller: PITemperature, one: Signals) -> Array:

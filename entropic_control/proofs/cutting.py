@@ -61,7 +61,9 @@ class Cutting(Claim):
             p = _softmax(row, temperature)
             kept, mass = kept + int(mask.sum()), min(mass, float(p[mask].sum()))
         if kept != self.kept or not abs(mass - self.mass) <= 1e-6:
-            return [f"{kept} tokens and a mass of {mass:.6g} are kept, not {self.kept} and {self.mass:.6g}"]
+            return [
+                f"{kept} tokens and a mass of {mass:.6g} are kept, not {self.kept} and {self.mass:.6g}"
+            ]
         return []
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
@@ -102,8 +104,10 @@ def wrong(truncation: Truncation, row: Array, temperature: float) -> str | None:
     if not np.array_equal(mask, truncation.keep(row, of)):
         return "the same row is cut in two ways"
     right = expected(truncation, row, temperature)
-    if right is not None and not np.array_equal(mask, right) and not _on_the_edge(
-        truncation, row, temperature, mask
+    if (
+        right is not None
+        and not np.array_equal(mask, right)
+        and not _on_the_edge(truncation, row, temperature, mask)
     ):
         return (
             f"'{truncation.kind}' keeps {int(mask.sum())} of {row.size} tokens where its rule keeps "
@@ -121,8 +125,10 @@ def expected(truncation: Truncation, row: Array, temperature: float) -> Array | 
         count = min(truncation.k, live)
     elif isinstance(truncation, TopP):
         mass = np.cumsum(p[order])
-        count = live if truncation.p == 1 else min(
-            int(np.searchsorted(mass, truncation.p * (1 - 1e-9))) + 1, live
+        count = (
+            live
+            if truncation.p == 1
+            else min(int(np.searchsorted(mass, truncation.p * (1 - 1e-9))) + 1, live)
         )
     elif isinstance(truncation, MinP):
         count = int((p >= truncation.p * p.max() * (1 - 1e-9)).sum())
@@ -139,7 +145,7 @@ def _on_the_edge(truncation: Truncation, row: Array, temperature: float, mask: A
     """Whether rounding alone explains the difference: the token at the threshold is within it."""
     p = _softmax(row, temperature)
     right = expected(truncation, row, temperature)
-    if right is None or isinstance(truncation, TopK):
+    if right is None or not isinstance(truncation, TopP | MinP):
         return False
     differing = np.flatnonzero(mask != right)
     if isinstance(truncation, MinP):

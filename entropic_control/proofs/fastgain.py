@@ -22,7 +22,6 @@ from entropic_control.proofs.quadratic import (
 )
 from entropic_control.proofs.rollout import Rollout, centres, rollout, target_of
 
-
 MOST = 1e3
 """Nats up to which the largest provable gain is looked for; no vocabulary has a tenth of it."""
 
@@ -102,8 +101,10 @@ class FastGain(Claim):
             faults.append(f"the ratios of the gains are {spare}, not {self.spare}")
         if not self.clipped <= self.circle * 1.01:
             faults.append("the bound with clipping exceeds the circle criterion's without")
-        return faults + self._edge("circle criterion's gain", self.circle, 0.02, (1.0,)) + self._edge(
-            "provable gain", self.clipped, 0.01, (0.0, 1.0)
+        return (
+            faults
+            + self._edge("circle criterion's gain", self.circle, 0.02, (1.0,))
+            + self._edge("provable gain", self.clipped, 0.01, (0.0, 1.0))
         )
 
     def _edge(self, name: str, edge: float, within: float, clips: tuple[float, ...]) -> list[str]:

@@ -163,12 +163,17 @@ class LinearLoop(Claim):
                 faults.append(f"the {name} is not where the circle touches the response")
         low = m.low_gain_margin
         inside = [self._radius(g, f) for g in gains(self.gain) for f in (low * (1 + 1e-5), 1e-3)]
-        if low and not (low > 0 and max(inside[::2]) < 1 <= max(
-            self._radius(g, low * (1 - 1e-5)) for g in gains(self.gain)
-        )):
+        if low and not (
+            low > 0
+            and max(inside[::2])
+            < 1
+            <= max(self._radius(g, low * (1 - 1e-5)) for g in gains(self.gain))
+        ):
             faults.append(f"the low gain margin {low:.6g} is not where the eigenvalues cross")
         elif not low and max(inside[1::2]) >= 1 and self.gain[0] > 0:
-            faults.append("the low gain margin is said to be 0, and a thousandth of the gain is unstable")
+            faults.append(
+                "the low gain margin is said to be 0, and a thousandth of the gain is unstable"
+            )
         return faults
 
     def _delays(self) -> list[str]:
@@ -184,7 +189,9 @@ class LinearLoop(Claim):
         if longest not in DELAYS or not all(map(stable, up_to)):
             return [f"the loop is not stable at every delay up to {longest} tokens"]
         if longest + 1 in DELAYS and stable(longest + 1):
-            return [f"the loop is stable at {longest + 1} tokens of delay, so {longest} is not the longest"]
+            return [
+                f"the loop is stable at {longest + 1} tokens of delay, so {longest} is not the longest"
+            ]
         return []
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:

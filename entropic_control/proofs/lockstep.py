@@ -66,9 +66,13 @@ def drive(
     h = top * rng.random((tokens, rows))
     beat = np.arange(tokens)[:, None] // rng.integers(1, 60, rows) % 2
     pattern = np.arange(rows) % 4
-    h = np.where(pattern == 1, top * beat, np.where(pattern == 2, 0.0, np.where(pattern == 3, top, h)))
+    h = np.where(
+        pattern == 1, top * beat, np.where(pattern == 2, 0.0, np.where(pattern == 3, top, h))
+    )
     h = np.where(rng.random(rows) < 0.2, rng.random((tokens, rows)) * target_of(controller), h)
-    v = np.where(rng.random((tokens, rows)) < 0.3, 0.0, np.exp(rng.uniform(-5, 3.4, (tokens, rows))))
+    v = np.where(
+        rng.random((tokens, rows)) < 0.3, 0.0, np.exp(rng.uniform(-5, 3.4, (tokens, rows)))
+    )
     live = np.exp(rng.uniform(0, top, (tokens, rows))).astype(np.int64)
     logits = rng.normal(0, 3, (tokens, rows, 48)) if controller.reads_logits else None
     return Drive(h, v, np.maximum(live, 1), logits)
@@ -104,18 +108,25 @@ def small_signal(
         ]
     low, high = np.log(bounds_of(controller))
     size = min(SMALL, 1e-3 * float(high - low))
-    worst, faults = 0.0, []
+    faults: list[str] = []
+    worst = 0.0
     target, surprised = target_of(controller), model.inputs[0].startswith("surprisal")
     least = max(int(np.exp(target)) + 2, 16)
     lives = np.array([least, 4 * least, 5_000 + least, 60_000 + least, 1 << 20])
     noise = size * rng.normal(size=tokens)
-    for name, of_entropy, of_varentropy in (("H", noise, 0.0 * noise), ("V", 0.0 * noise, noise / 10)):
+    for name, of_entropy, of_varentropy in (
+        ("H", noise, 0.0 * noise),
+        ("V", 0.0 * noise, noise / 10),
+    ):
         now, out = loops, np.empty((tokens, len(varentropy)))
         at_rest = _signal(now, model.outputs[0])
         for token in range(tokens):
             h = np.full(len(varentropy), target + of_entropy[token])
-            fields = {"surprisal": h, "entropy": np.full_like(h, target)} if surprised else {
-                "surprisal": np.full_like(h, target), "entropy": h}
+            fields = (
+                {"surprisal": h, "entropy": np.full_like(h, target)}
+                if surprised
+                else {"surprisal": np.full_like(h, target), "entropy": h}
+            )
             entropy = fields.pop("entropy")
             v = varentropy * (1 + of_varentropy[token])
             now = now.step(entropy, v, live=rng.choice(lives), **fields)
@@ -150,12 +161,15 @@ def direction(controller: TemperatureController, vocab: int) -> list[str]:
     for _ in range(tokens):
         temperature = commanded(controller, state)
         _, state = controller.update(
-            state, reading(measured, np.array([0.0, 8.0, 8.0, 0.5]), temperature=temperature, live=vocab)
+            state,
+            reading(measured, np.array([0.0, 8.0, 8.0, 0.5]), temperature=temperature, live=vocab),
         )
     moved = commanded(controller, state) - first
     expected = wanted * np.sign(aim - measured)
     if np.any(moved * expected < -1e-9 * first):
-        return ["an entropy far from the target moves the temperature the other way than a near one"]
+        return [
+            "an entropy far from the target moves the temperature the other way than a near one"
+        ]
     return []
 
 
@@ -187,11 +201,15 @@ def large_signal(
         if np.shape(temperature) != (rows,):
             return reach, [f"the command has shape {np.shape(temperature)} for {rows} rows"]
         if not (np.isfinite(temperature).all() and np.all(temperature >= 0)):
-            return reach, [f"the temperature is {temperature.min():g} or not a number at token {token}"]
+            return reach, [
+                f"the temperature is {temperature.min():g} or not a number at token {token}"
+            ]
         u = np.log(np.maximum(temperature, GREEDY))
         first = u if first is None else first
         reach = min(reach[0], float(u.min())), max(reach[1], float(u.max()))
-        if declared and not (temperature.min() >= low * (1 - 1e-6) and temperature.max() <= high * (1 + 1e-6)):
+        if declared and not (
+            temperature.min() >= low * (1 - 1e-6) and temperature.max() <= high * (1 + 1e-6)
+        ):
             return reach, [
                 f"the temperature is in [{temperature.min():.4g}, {temperature.max():.4g}] at token {token}, "
                 f"outside the bounds [{low:g}, {high:g}]"
@@ -275,7 +293,8 @@ def _invalid_rows_hold(controller: TemperatureController, inputs: Drive) -> list
         }
         clean = inputs.at(0, temperature)
         _, right = controller.update(state, clean)
-        _, after = controller.update(state, clean._replace(valid=valid, **dirt))
+        dirty = Reading(**{**clean._asdict(), **dirt, "valid": valid})
+        _, after = controller.update(state, dirty)
         for old, expected, new in zip(leaves(state), leaves(right), leaves(after), strict=True):
             if not np.array_equal(old[~valid], new[~valid], equal_nan=True):
                 return ["a row without a valid reading moves its state"]

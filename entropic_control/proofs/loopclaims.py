@@ -13,8 +13,8 @@ from entropic_control.proofs.claim import Claim
 from entropic_control.proofs.convergence import convergence
 from entropic_control.proofs.coupled import coupled
 from entropic_control.proofs.fastgain import fast_gain
-from entropic_control.proofs.noise import noise_response
 from entropic_control.proofs.measuredslope import measured_slope
+from entropic_control.proofs.noise import noise_response
 from entropic_control.proofs.rollout import innermost, moves_temperature
 from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.subject import Subject

@@ -66,7 +66,9 @@ class MeasuredSlope(Claim):
         found = _ratios(self.truncation, self.estimator, self.tokens, 7)
         again = (float(found.min()), float(found.max()))
         if not np.allclose(again, self.ratio, rtol=1e-6):
-            return [f"slope over varentropy is in [{again[0]:.4g}, {again[1]:.4g}], not {self.ratio}"]
+            return [
+                f"slope over varentropy is in [{again[0]:.4g}, {again[1]:.4g}], not {self.ratio}"
+            ]
         low, high = MISMATCH
         if low <= again[0] and again[1] <= high:
             return []
@@ -86,6 +88,9 @@ class MeasuredSlope(Claim):
             f"the slope is {again[0]:.3g} to {again[1]:.3g} times the measured varentropy, beyond "
             f"[{low:g}, {high:g}]" + "".join(f"; {text}" for text in why)
         ]
+
+    def again(self) -> MeasuredSlope:
+        return measured_slope(self.truncation, self.estimator, self.tokens)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Other rows, of other sizes."""
@@ -123,8 +128,10 @@ def _ratios(
     """Slope over varentropy of random rows, flat and steep, between neighbouring temperatures."""
     rng = np.random.default_rng(seed)
     logits = np.array(
-        [rng.normal(0, s, tokens) + (s if at % 2 else 0) * (rng.random(tokens) < 0.02) * 4
-         for at, s in enumerate(np.geomspace(0.5, 6, rows))]
+        [
+            rng.normal(0, s, tokens) + (s if at % 2 else 0) * (rng.random(tokens) < 0.02) * 4
+            for at, s in enumerate(np.geomspace(0.5, 6, rows))
+        ]
     )
     start = rng.uniform(-0.7, 0.5, rows)
     # Simpson's rule: the mean slope over the interval against the mean of V at its ends and middle.
@@ -136,5 +143,3 @@ def _ratios(
     v = (ends[0].varentropy + 4 * ends[1].varentropy + ends[2].varentropy) / 6
     lively = v > LIVELY
     return np.asarray(slope[lively] / v[lively]) if lively.any() else np.ones(1)
-
-

@@ -97,14 +97,20 @@ class RequestGains(Claim):
         for ki, P, said in zip(pieces, self.certificates, self.rates, strict=True):
             found = _corners(self.controller, self.delay, self.kp, ki, self.high)
             faults += not_growing(P, found)
-            if self.delay == 1 and np.any(P != np.diag(np.diag(P))):
+            if self.delay == 1 and np.any(np.diag(np.diag(P)) != P):
                 faults.append("P is not diagonal, so bounds that cut could stretch x")
             if faults:
                 break
             total = float(growth(P, found).sum())
             if not abs(total - said) <= 1e-9 * total:
-                faults.append(f"the corners from ki {ki[0]:.3g} on stretch by {total:.9g}, not {said:.9g}")
+                faults.append(
+                    f"the corners from ki {ki[0]:.3g} on stretch by {total:.9g}, not {said:.9g}"
+                )
         return faults
+
+    def again(self) -> RequestGains:
+        ranges = {"kp": self.kp, "ki": self.ki}
+        return request_gains(self.controller, ranges, self.delay, self.high)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random gains of the range, each with an adversary for its slopes."""

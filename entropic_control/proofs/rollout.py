@@ -35,7 +35,9 @@ class Rollout(NamedTuple):
         """One token: the controller reads what was measured, and what it commands joins the queue."""
         measured = reading(entropy, varentropy, temperature=np.exp(self.in_force), **others)
         _, state = self.controller.update(self.state, measured)
-        return Rollout(self.controller, state, (*self.queue[1:], _commanded(self.controller, state)))
+        return Rollout(
+            self.controller, state, (*self.queue[1:], _commanded(self.controller, state))
+        )
 
     def at(self, log_temperature: Array) -> Rollout:
         """The same loops with this ln T in force, the controller being told by `track`."""
@@ -105,7 +107,11 @@ def unbounded(controller: TemperatureController) -> TemperatureController:
     inner = getattr(controller, "inner", None)
     if isinstance(inner, TemperatureController):
         return controller.replace(inner=unbounded(inner))
-    return controller.replace(bounds=(1e-9, 1e9)) if "bounds" in type(controller).model_fields else controller
+    return (
+        controller.replace(bounds=(1e-9, 1e9))
+        if "bounds" in type(controller).model_fields
+        else controller
+    )
 
 
 def innermost(controller: TemperatureController) -> TemperatureController:

@@ -89,7 +89,9 @@ class ScheduledGain(Claim):
 
     def _contraction(self, P: Array) -> float:
         q = proportional(self.controller)
-        return float(growth(P, [token_matrix(self.controller, self.delay, 1.0, r) for r in q]).max())
+        return float(
+            growth(P, [token_matrix(self.controller, self.delay, 1.0, r) for r in q]).max()
+        )
 
     def check(self) -> list[str]:
         """Eigenvalues at the corners, the edge of what is provable from both sides, A against `update`."""
@@ -103,7 +105,7 @@ class ScheduledGain(Claim):
                 "one): lower kp and ki, or raise v_min"
             ]
         faults = not_growing(self.P, corners(c, self.delay, self.low, self.high))
-        if self.delay == 1 and np.any(self.P != np.diag(np.diag(self.P))):
+        if self.delay == 1 and np.any(np.diag(np.diag(self.P)) != self.P):
             faults.append("P is not diagonal, so bounds that cut could stretch x")
         edge = partial(_holds, c, self.delay, self.low)
         if not edge(0.99 * self.provable) or edge(1.01 * self.provable):
@@ -112,6 +114,9 @@ class ScheduledGain(Claim):
         if error > 1e-9:
             faults.append(f"the token matrices miss what update does by {error:.3g}")
         return faults
+
+    def again(self) -> ScheduledGain:
+        return scheduled_gain(self.controller, self.delay, high=self.high)
 
     def _model_error(self) -> float:
         """How far A x is from what the real `update` makes of x, over tokens of any varentropy."""
@@ -142,7 +147,9 @@ class ScheduledGain(Claim):
         driven = c if self.delay == 1 else c.replace(bounds=(1e-9, 1e9))
         loops = rollout(driven, trials, self.delay)
         for _ in range(10):  # away from the start
-            loops = loops.step(c.target + rng.normal(0, 1, trials), np.exp(rng.uniform(-3, 3.4, trials)))
+            loops = loops.step(
+                c.target + rng.normal(0, 1, trials), np.exp(rng.uniform(-3, 3.4, trials))
+            )
         size = quadratic_form(P, self._state(loops, centre))
         for token in range(50):
             options = []
@@ -177,7 +184,9 @@ def scheduled_gain(
     provable = 0.0
     if holds(max(low * 1.01, 1e-2)):
         provable = 1 / least_feasible(lambda inverse: holds(1 / inverse), 1e-4, 1e2, 1e-3)
-    return ScheduledGain(controller, delay, low, most, certified(controller, delay, low, most), provable)
+    return ScheduledGain(
+        controller, delay, low, most, certified(controller, delay, low, most), provable
+    )
 
 
 def certified(controller: PITemperature, delay: int, low: float, high: float) -> Array | None:
@@ -207,7 +216,9 @@ def proportional(controller: PITemperature) -> tuple[float, float]:
 
 def corners(controller: PITemperature, delay: int, low: float, high: float) -> list[Array]:
     """A at the corners of the region of slopes and proportional gains, that of the least slope first."""
-    ends = [(low, q) for q in proportional(controller)] + [(high, q) for q in proportional(controller)]
+    ends = [(low, q) for q in proportional(controller)] + [
+        (high, q) for q in proportional(controller)
+    ]
     return [token_matrix(controller, delay, g, q) for g, q in ends]
 
 

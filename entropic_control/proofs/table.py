@@ -90,13 +90,17 @@ def claim(part: str) -> Callable[[T], T]:
         name = getattr(what, "name", what.__qualname__)
         if isinstance(what, type):
             if not issubclass(what, Claim):
-                raise ConfigError(f"{home} is no Claim: derive it from entropic_control.proofs.Claim")
+                raise ConfigError(
+                    f"{home} is no Claim: derive it from entropic_control.proofs.Claim"
+                )
             make: Callable[[Subject], Made] = what.certify
         else:
             make = what  # type: ignore[assignment]
         known = _table.get(name)
         if known is not None and known.home != home:
-            raise ConfigError(f"the claim {name!r} is {known.home} already: give {home} another name")
+            raise ConfigError(
+                f"the claim {name!r} is {known.home} already: give {home} another name"
+            )
         _table[name] = Entry(name, part, make, home)
         return what
 
