@@ -66,6 +66,8 @@ class DroppedMass(Claim):
 
     def check(self) -> list[str]:
         """Both bounds are attained: opposite values; a point mass that leaks evenly."""
+        if not 0 < self.mass < 1:
+            return [f"{self.mass:g} is no share of the attention"]
         faults = []
         value = np.array([1.0, 0.0])
         before, after = _attend(np.array([1 - self.mass, self.mass]), np.array([value, -value]), 1)
@@ -82,6 +84,9 @@ class DroppedMass(Claim):
                 f"the leaked point mass changes by {change:.6g}, not {self.entropy_bound:.6g}"
             )
         return faults
+
+    def again(self) -> DroppedMass:
+        return dropped_mass(self.mass, self.tokens)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random and nearly extremal attention rows and distributions."""

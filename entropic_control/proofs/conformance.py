@@ -71,11 +71,10 @@ class Conformance(Claim):
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Other small readings, many rows of bounded ones, and the contract on others still."""
         rng = np.random.default_rng(seed)
-        rows = min(max(trials, 8), 1000) if not self.controller.reads_logits else 8
+        rows = min(max(trials, 8), 200) if not self.controller.reads_logits else 8
         _, faults = small_signal(self.controller, rng)
-        faults += large_signal(self.controller, drive(self.controller, self.vocab, rows, 100, rng))[
-            1
-        ]
+        inputs = drive(self.controller, self.vocab, rows, TOKENS, rng)
+        faults += large_signal(self.controller, inputs)[1] or direction(self.controller, self.vocab)
         for _ in range(max(min(trials // 100, 20), 1)):
             faults += contract(self.controller, self.vocab, rng)
         return faults[0] if faults else None

@@ -39,7 +39,7 @@ class Cutting(Claim):
     @classmethod
     def certify(cls, subject: Subject) -> Iterable[Claim | str]:
         cut = subject.truncation
-        if cut is not None and not isinstance(cut, NoTruncation):
+        if cut is not None and type(cut) is not NoTruncation:
             yield cutting(cut)
 
     @property

@@ -49,6 +49,9 @@ class Retention(Claim):
     def _keeps_all(self) -> bool:
         return self.pruning.kind == "none"
 
+    def again(self) -> Retention:
+        return retention(self.pruning, self.length)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random ledgers of either block size, already pruned before, through the real rule."""
         rng = np.random.default_rng(seed)

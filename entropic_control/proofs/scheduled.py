@@ -123,7 +123,7 @@ class ScheduledGain(Claim):
         rng = np.random.default_rng(0)
         c = self.controller
         centre = np.array([np.log(c.start) + 1e-3])
-        loops, worst = rollout(c, 1, self.delay), 0.0
+        loops, worst = rollout(c.replace(bounds=(1e-9, 1e9)), 1, self.delay), 0.0
         q = c.kp / c.divisor(loops.state.varentropy)
         for v in np.exp(rng.uniform(-4, 3, 60)):
             x = self._state(loops, centre)[0]

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from entropic_control.controllers import (
     Estimator,
-    NoTruncation,
     Priority,
     Pruning,
     Speculation,
@@ -95,11 +94,6 @@ class Subject:
     def gain(self) -> tuple[float, float]:
         """Slopes dH/d(ln T) to be borne, nats: as asked for, or 0.1 to the most there can be."""
         return self.asked_gain or (LEAST_GAIN, max(largest(self.support).bound, LEAST_GAIN))
-
-    @property
-    def cuts(self) -> bool:
-        """Whether tokens are cut off before one is drawn."""
-        return self.truncation is not None and not isinstance(self.truncation, NoTruncation)
 
     def trace_list(self) -> list[Signals] | None:
         """The trace as a list of requests."""

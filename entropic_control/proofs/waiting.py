@@ -65,6 +65,9 @@ class BoundedWaiting(Claim):
             ]
         return []
 
+    def again(self) -> BoundedWaiting:
+        return bounded_waiting(self.priority, self.live)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random states: does the plan hold the longest-waiting overdue? Random streams: the bound."""
         rng = np.random.default_rng(seed)

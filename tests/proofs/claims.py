@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
+from mutants import Smooth
+
 from entropic_control.backends.vllm.own import GAINS
 from entropic_control.controllers import (
     EntropicPriority,
@@ -42,6 +44,7 @@ from entropic_control.proofs.waiting import bounded_waiting
 
 PLAIN = PITemperature(schedule="none", kp=0.05, ki=0.01)
 VOCAB = 49_152
+_SMOOTH = Smooth(kind="smooth")
 
 _MAKERS: dict[str, Callable[[], Claim]] = {
     "plant gain": partial(largest, VOCAB),
@@ -53,7 +56,7 @@ _MAKERS: dict[str, Callable[[], Claim]] = {
     "linear loop": partial(linear_loop, PITemperature(), (0.1, 30.0)),
     "linear loop, no schedule": partial(linear_loop, PLAIN, (0.1, 30.0)),
     "linear loop, delay 3": partial(linear_loop, PITemperature(kp=0.02, ki=0.005), (0.1, 30.0), 3),
-    "time-varying gain": partial(fast_gain, PLAIN, 0.1, 8.0),
+    "time-varying gain": partial(fast_gain, _SMOOTH, 0.1, 8.0),
     "time-varying gain, fixed": partial(fast_gain, FixedTemperature(), 0.1, 30.0),
     "every gain": partial(scheduled_gain, PITemperature()),
     "every gain, unfiltered": partial(scheduled_gain, PITemperature(filter=1.0, kp=0.02, ki=0.01)),
