@@ -249,7 +249,11 @@ class BackendConfig(Kinded):
 
     @property
     def delay(self) -> int:
-        """Tokens from a measurement to the first token drawn under the command that it led to."""
+        """Tokens from a measurement to the first token drawn under the command that it led to.
+
+        One, with drafts too, which are verified token by token, and in vLLM, where a reading moves its
+        state before the next step samples; an engine that runs ahead of its readings has more.
+        """
         return 1
 
     @abstractmethod

@@ -15,7 +15,7 @@ from entropic_control.proofs.coupled import coupled
 from entropic_control.proofs.fastgain import fast_gain
 from entropic_control.proofs.measuredslope import measured_slope
 from entropic_control.proofs.noise import noise_response
-from entropic_control.proofs.rollout import innermost, moves_temperature
+from entropic_control.proofs.rollout import innermost, moves_temperature, stands_still
 from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.subject import Subject
 from entropic_control.proofs.table import claim
@@ -39,6 +39,9 @@ def varying_gain(subject: Subject) -> Iterable[Claim | str]:
         found = fast_gain(controller, *subject.gain, subject.delay)
     else:
         yield f"'{controller.kind}' schedules its gains: no claim covers a gain that varies fast"
+        return
+    if stands_still(controller):
+        yield found
         return
     slope = measured_slope(subject.truncation, subject.estimator, subject.vocab)
     yield replace(found, broken=tuple(slope.check()))

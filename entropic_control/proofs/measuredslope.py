@@ -18,7 +18,7 @@ from entropic_control.controllers.base import Array
 from entropic_control.controllers.measure import measure
 from entropic_control.controllers.temperature import Command
 from entropic_control.proofs.claim import TRIALS, Claim
-from entropic_control.proofs.rollout import moves_temperature
+from entropic_control.proofs.rollout import moves_temperature, stands_still
 from entropic_control.proofs.subject import Subject
 from entropic_control.proofs.table import claim
 
@@ -54,7 +54,7 @@ class MeasuredSlope(Claim):
 
     @classmethod
     def certify(cls, subject: Subject) -> Iterable[Claim | str]:
-        if moves_temperature(subject.temperature) and not _still(subject):
+        if moves_temperature(subject.temperature) and not stands_still(subject.temperature):
             yield measured_slope(subject.truncation, subject.estimator, subject.vocab)
 
     @property
@@ -102,13 +102,6 @@ class MeasuredSlope(Claim):
             if found.size and not (low <= found.min() and found.max() <= high):
                 return f"a row of {size} tokens has a slope of {found.min():.4g} to {found.max():.4g} times V"
         return None
-
-
-def _still(subject: Subject) -> bool:
-    """Whether no reading moves the command, so that no slope matters."""
-    assert subject.temperature is not None
-    model = subject.temperature.linearize()
-    return not model.A.size and not np.any(model.D)
 
 
 def measured_slope(

@@ -129,6 +129,14 @@ def moves_temperature(controller: TemperatureController | None) -> bool:
     )
 
 
+def stands_still(controller: TemperatureController | None) -> bool:
+    """Whether no reading moves the command, by its linear model, so that no slope matters."""
+    if controller is None:
+        return True
+    model = controller.linearize()
+    return not model.A.size and not np.any(model.D)
+
+
 def bounds_of(controller: TemperatureController) -> tuple[float, float]:
     """Temperature limits, declared by the controller or by what it wraps; wide where there are none."""
     low, high = getattr(innermost(controller), "bounds", (1e-9, 1e9))

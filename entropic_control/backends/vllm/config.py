@@ -43,11 +43,6 @@ class VllmConfig(BackendConfig):
     trace: str | None = None
 
     @property
-    def delay(self) -> int:
-        """One token; two at most where a step is scheduled before the last one's tokens are known."""
-        return 2 if self.async_scheduling else 1
-
-    @property
     def preempts(self) -> bool:
         """Whether an overdue request gets a running one's seat."""
         return self.voluntary_preemption
