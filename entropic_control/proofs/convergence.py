@@ -25,8 +25,8 @@ class Convergence(Claim):
 
     name: ClassVar[str] = "mean entropy"
     statement: ClassVar[str] = (
-        "whatever the model and the text, the mean of H over N tokens is within B / N of the target off the "
-        "bounds; at the upper bound it can only stay below the target, at the lower only above"
+        "whatever the model and the text, the mean of H over N tokens is within B / N of the target off "
+        "the bounds; at the upper bound it can only stay below the target, at the lower only above"
     )
     source: ClassVar[str] = (
         "telescoping I' = I + ki (H* - H); integral action: Astrom and Hagglund, Advanced PID Control, "

@@ -156,7 +156,6 @@ class _Tracked(NamedTuple):
     model: Linear
     internal: Array
     """The model's own states, deviations from rest, shape (rows, n)."""
-    command: int | None
     centre: Array
     predicted: Array
     """ln T that the model expects of the last step, before the bounds."""
@@ -165,18 +164,13 @@ class _Tracked(NamedTuple):
     def start(cls, controller: TemperatureController, delay: int, centre: Array) -> _Tracked:
         real, model = rollout(controller, len(centre), delay), controller.linearize()
         internal = np.zeros((len(centre), model.A.shape[0]))
-        command = closed_loop(model).command
-        if command is not None:
-            internal[:, command] = real.in_force - centre
-        return cls(real, model, internal, command, centre, real.in_force)
+        return cls(real, model, internal, centre, real.in_force)
 
     def step(self, error: Array) -> _Tracked:
         """One token that measures `error` nats above the target."""
         predicted = self.internal @ self.model.C[0] + self.model.D[0, 0] * error + self.centre
         internal = self.internal @ self.model.A.T + np.outer(error, self.model.B[:, 0])
         real = self.real.step(target_of(self.real.controller) + error)
-        if self.command is not None:
-            internal[:, self.command] = real.queue[-1] - self.centre
         return self._replace(real=real, internal=internal, predicted=predicted)
 
     def mismatch(self) -> float:
@@ -188,8 +182,7 @@ class _Tracked(NamedTuple):
 
     def size(self, P: Array) -> Array:
         """x' P x, x as in `closed_loop`: the model's states, then commands from new to old."""
-        newest = 0 if self.command is None else 1
-        chain = [u - self.centre for u in self.real.queue[::-1][newest:]]
+        chain = [u - self.centre for u in self.real.queue[::-1]]
         x = np.column_stack([self.internal, *chain])
         return quadratic_form(P, x)
 
@@ -224,7 +217,7 @@ def vertices(
 ) -> list[Array]:
     """The closed loop at the ends of the gain, with the clip open and shut."""
     model = controller.linearize()
-    return [closed_loop(model, g, delay, clip).A for g in (low, high) for clip in clips]
+    return [closed_loop(model, g, delay, clip) for g in (low, high) for clip in clips]
 
 
 def decrease(P: Array, matrices: list[Array]) -> list[str]:

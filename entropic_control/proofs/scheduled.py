@@ -136,7 +136,7 @@ class ScheduledGain(Claim):
         return worst
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
-        """An adversary picks each token's slope and varentropy against the real `update`, bounds included."""
+        """An adversary picks each token's slope and varentropy against the real `update` and its bounds."""
         P = self.P
         if P is None:
             return "there is no P to test"
@@ -177,7 +177,7 @@ class ScheduledGain(Claim):
 def scheduled_gain(
     controller: PITemperature, delay: int = 1, vocab: int = 49_152, high: float | None = None
 ) -> ScheduledGain:
-    """Find P for every slope that the vocabulary allows, or up to `high` nats, and the most there is one for."""
+    """Find P for every slope that the vocabulary allows, or up to `high` nats, and how far one exists."""
     low = 0.0 if delay == 1 else LEAST_GAIN
     most = largest(vocab).bound if high is None else high
     holds = partial(_holds, controller, delay, low)
