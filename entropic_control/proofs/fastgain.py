@@ -156,6 +156,7 @@ class _Tracked(NamedTuple):
     model: Linear
     internal: Array
     """The model's own states, deviations from rest, shape (rows, n)."""
+    integral: int | None
     centre: Array
     predicted: Array
     """ln T that the model expects of the last step, before the bounds."""
@@ -163,14 +164,18 @@ class _Tracked(NamedTuple):
     @classmethod
     def start(cls, controller: TemperatureController, delay: int, centre: Array) -> _Tracked:
         real, model = rollout(controller, len(centre), delay), controller.linearize()
-        internal = np.zeros((len(centre), model.A.shape[0]))
-        return cls(real, model, internal, centre, real.in_force)
+        internal, integral = np.zeros((len(centre), model.A.shape[0])), integral_of(model)
+        if integral is not None:
+            internal[:, integral] = real.in_force - centre
+        return cls(real, model, internal, integral, centre, real.in_force)
 
     def step(self, error: Array) -> _Tracked:
         """One token that measures `error` nats above the target."""
         predicted = self.internal @ self.model.C[0] + self.model.D[0, 0] * error + self.centre
         internal = self.internal @ self.model.A.T + np.outer(error, self.model.B[:, 0])
         real = self.real.step(target_of(self.real.controller) + error)
+        if self.integral is not None:
+            internal[:, self.integral] = real.queue[-1] - self.centre
         return self._replace(real=real, internal=internal, predicted=predicted)
 
     def mismatch(self) -> float:
@@ -217,7 +222,22 @@ def vertices(
 ) -> list[Array]:
     """The closed loop at the ends of the gain, with the clip open and shut."""
     model = controller.linearize()
-    return [closed_loop(model, g, delay, clip) for g in (low, high) for clip in clips]
+    integral, found = integral_of(model), []
+    for clip in clips:
+        for g in (low, high):
+            A = closed_loop(model, g, delay, clip)
+            if integral is not None:
+                A[integral] *= clip  # what is cut is the integral itself: its anti-windup
+            found.append(A)
+    return found
+
+
+def integral_of(model: Linear) -> int | None:
+    """The state that is the command itself, in which a velocity form keeps its integral; None without."""
+    for row in range(model.A.shape[0]):
+        if np.array_equal(model.A[row], model.C[0]) and model.B[row, 0] == model.D[0, 0]:
+            return row
+    return None
 
 
 def decrease(P: Array, matrices: list[Array]) -> list[str]:

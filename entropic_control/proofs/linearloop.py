@@ -184,7 +184,7 @@ class LinearLoop(Claim):
 
         def stable(delay: int) -> bool:
             models = [(self.controller.linearize(g), g) for g in some]
-            matrices = [closed_loop(model, g, delay).A for model, g in models]
+            matrices = [closed_loop(model, g, delay) for model, g in models]
             return all(np.abs(np.linalg.eigvals(A)).max(initial=0.0) < 1 for A in matrices)
 
         up_to = {d for d in (1, 2, 4, 8, 16, 32, longest) if 1 <= d <= longest}

@@ -108,7 +108,7 @@ def test_a_client_sets_targets_and_a_bad_one_hurts_nobody_else(server: Server) -
 
     with ThreadPoolExecutor(4) as pool:
         low = pool.submit(ask, server, 120, target=0.3)
-        high = pool.submit(ask, server, 120, target=2.5, kp=0.08, ki=0.025)
+        high = pool.submit(ask, server, 120, target=2.5, kp=0.06, ki=0.025)
         off = pool.submit(ask, server, 120, enabled=False)
         time.sleep(1)
         for bad in (

@@ -16,7 +16,7 @@ from entropic_control.errors import ConfigError
 NUMBERS = ("target", "kp", "ki")
 NAMES = ("enabled", *NUMBERS)
 
-GAINS = {"kp": (0.0, 0.08), "ki": (0.001, 0.025)}
+GAINS = {"kp": (0.0, 0.06), "ki": (0.001, 0.03)}
 """The gains a request may set for itself, least and most: of a PI loop with a v_min of 1 nat^2 or more all of
 them are stable for every text and model of up to 262,144 tokens, and `entropic certify` proves it for the
 one that is configured. vLLM's front end, which refuses others, does not know the configuration."""
