@@ -94,7 +94,8 @@ def wrong(estimator: Estimator, row: Array, of: Moments) -> str | None:
     if not np.isfinite(seen).all():
         return f"the estimate is {seen}"
     if not seen.lower - ROUNDING <= seen.entropy <= seen.upper + ROUNDING:
-        return f"the estimate {seen.entropy:.6g} is outside its own bounds [{seen.lower:.6g}, {seen.upper:.6g}]"
+        bounds = f"[{seen.lower:.6g}, {seen.upper:.6g}]"
+        return f"the estimate {seen.entropy:.6g} is outside its own bounds {bounds}"
     if not seen.lower - ROUNDING <= truth <= seen.upper + ROUNDING:
         return f"the entropy {truth:.6g} is outside the bounds [{seen.lower:.6g}, {seen.upper:.6g}]"
     if not -ROUNDING <= seen.tail_mass <= 1 + ROUNDING:

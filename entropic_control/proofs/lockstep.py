@@ -211,13 +211,14 @@ def large_signal(
             temperature.min() >= low * (1 - 1e-6) and temperature.max() <= high * (1 + 1e-6)
         ):
             return reach, [
-                f"the temperature is in [{temperature.min():.4g}, {temperature.max():.4g}] at token {token}, "
-                f"outside the bounds [{low:g}, {high:g}]"
+                f"the temperature is in [{temperature.min():.4g}, {temperature.max():.4g}] at token "
+                f"{token}, outside the bounds [{low:g}, {high:g}]"
             ]
         away = float((u - first if controller.reads_logits else np.abs(u - first)).max())
         if not declared and away > RUNAWAY:
             return reach, [
-                f"bounded readings drive ln T away by {away:.3g} within {token} tokens, and no bounds stop it"
+                f"bounded readings drive ln T away by {away:.3g} within {token} tokens, and no bounds "
+                "stop it"
             ]
         returned, after = controller.update(state, inputs.at(token, temperature))
         said = temperature if controller.reads_logits else commanded(controller, after)

@@ -100,7 +100,8 @@ class MeasuredSlope(Claim):
             size = int(rng.integers(32, max(min(self.tokens, 1024), 33)))
             found = _ratios(self.truncation, self.estimator, size, int(rng.integers(1 << 30)), 12)
             if found.size and not (low <= found.min() and found.max() <= high):
-                return f"a row of {size} tokens has a slope of {found.min():.4g} to {found.max():.4g} times V"
+                ends = f"{found.min():.4g} to {found.max():.4g}"
+                return f"a row of {size} tokens has a slope of {ends} times V"
         return None
 
 

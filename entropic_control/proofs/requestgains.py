@@ -1,8 +1,8 @@
 """Claim: whatever gains a single request may set for itself, its loop stays within the certified set.
 
-A request keeps its gains, so each pair of them needs a P of its own. The range of ki is cut into pieces; over
-a piece the token matrix is affine in each of slope, proportional gain and ki, so that the corners of the
-piece hold all its matrices in their convex hull, and one diagonal P that no corner stretches serves the piece.
+A request keeps its gains, so each pair of them needs a P of its own. The range of ki is cut into pieces;
+over a piece the token matrix is affine in each of slope, proportional gain and ki, so that its corners hold
+all its matrices in their convex hull, and one diagonal P that no corner stretches serves the piece.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RequestGains(Claim):
         "token, for every model, text and varentropy; other gains are refused"
     )
     source: ClassVar[str] = (
-        "quadratic stability over a multi-affine family: its matrices lie in the convex hull of the corners "
-        "(Zadeh and Desoer, Linear System Theory, 1963; Boyd et al., 1994, section 5.1)"
+        "quadratic stability over a multi-affine family: its matrices lie in the convex hull of the "
+        "corners (Zadeh and Desoer, Linear System Theory, 1963; Boyd et al., 1994, section 5.1)"
     )
 
     controller: PITemperature

@@ -239,7 +239,7 @@ class EndsInNan(PITemperature):
     kind: str
 
     def update(self, state, reading):
-        temperature, new = super().update(state, reading)
+        _, new = super().update(state, reading)
         bad = np.where(new.entropy < 1e-6, np.nan, new.log_temperature)
         return np.exp(bad), new._replace(log_temperature=bad)
 

@@ -1,4 +1,4 @@
-"""An unsound claim cannot pass: forge any number of a certificate, or run a part that is wrong in one way."""
+"""An unsound claim cannot pass: forge any number of a certificate, or run a part that is wrong."""
 
 from __future__ import annotations
 

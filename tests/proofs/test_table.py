@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,10 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def fresh_table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_table(monkeypatch: pytest.MonkeyPatch) -> None:
     table.load_claims()
     monkeypatch.setattr(table, "_table", dict(table._table))
-    yield
 
 
 def cool() -> type[Claim]:
@@ -145,7 +144,7 @@ def raising(where: str) -> None:
         source: ClassVar[str] = "none"
 
         @classmethod
-        def certify(cls, subject: Subject) -> Iterable[Claim | str]:
+        def certify(cls, subject: Subject) -> Iterable[Claim | str]:  # noqa: ARG003
             if where == "certify":
                 raise KeyError("gone")
             return [cls()]

@@ -17,9 +17,9 @@ NUMBERS = ("target", "kp", "ki")
 NAMES = ("enabled", *NUMBERS)
 
 GAINS = {"kp": (0.0, 0.06), "ki": (0.001, 0.03)}
-"""The gains a request may set for itself, least and most: of a PI loop with a v_min of 1 nat^2 or more all of
-them are stable for every text and model of up to 262,144 tokens, and `entropic certify` proves it for the
-one that is configured. vLLM's front end, which refuses others, does not know the configuration."""
+"""The gains a request may set for itself, least and most: of a PI loop with a v_min of 1 nat^2 or more all
+of them are stable for every text and model of up to 262,144 tokens, and `entropic certify` proves it for
+the one that is configured. vLLM's front end, which refuses others, does not know the configuration."""
 
 _SWITCH = {True: True, False: False, "true": True, "false": False}
 _TYPO = 0.75
@@ -93,8 +93,8 @@ def _number(name: str, value: Any) -> float:
     low, high = GAINS.get(name, (number, number))
     if not low <= number <= high:
         raise ConfigError(
-            f"{name} cannot be {value!r}: a request may set {low:g} to {high:g}, the range that is certified "
-            "to be stable; other gains go into the configuration"
+            f"{name} cannot be {value!r}: a request may set {low:g} to {high:g}, the range that is "
+            "certified to be stable; other gains go into the configuration"
         )
     return number
 
