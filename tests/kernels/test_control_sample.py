@@ -323,7 +323,6 @@ def test_what_truncation_leaves_is_what_the_loop_sees(place):
         assert torch.equal(moved.entropy, moved.realized_entropy)
         # ten tokens have less than ln 10 = 2.3 nats, and the integral adds up what is missing
         assert moved.state[3, 1] - state[3, 1] > 0.03 * (3.0 - 2.31)
-        assert moved.state[3, 0] < moved.state[3, 1]
 
 
 def test_bad_arguments_are_named():
