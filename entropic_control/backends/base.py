@@ -243,9 +243,23 @@ class Drawing(Protocol):
 
 
 class BackendConfig(Kinded):
-    """Base of the backend configurations: which engine, which model, what size."""
+    """Base of the backend configurations: which engine, which model, what size.
+
+    Parameters
+    ----------
+    cost_model : {"measured", "fixed"}
+        Where the predicted seconds of a step come from: learnt from the engine's own steps, or the
+        built-in prior for good. What runs together in a step, in which chunks a prompt is read, how far
+        ahead is guessed and who sits where follow from them, and how a step is put together changes how
+        its numbers are rounded (on llama.cpp by some 1e-3 of a logit), so that now and then another token
+        is drawn. With one sequence at a time and no speculation tokens depend on the configuration, the
+        prompt, the seed and the model alone. With several, or with speculation, "fixed" makes them so,
+        on one machine and number of threads, for requests without `deadline` and `arrive`, which are in
+        seconds; the schedule then is that of the prior's machine.
+    """
 
     family: ClassVar[str] = "backend"
+    cost_model: Literal["measured", "fixed"] = "measured"
 
     @property
     def delay(self) -> int:

@@ -58,7 +58,9 @@ def pi_loop(subject: Subject) -> Iterable[Claim | str]:
         yield bounded(controller, subject.support)
         yield noise_response(controller, subject.delay, trace)
         yield convergence(controller, subject.support, subject.delay, trace)
-        yield coupled(controller, subject.delay, subject.vocab, trace=trace)
+        still = subject.pruning is not None and subject.pruning.kind == "none"
+        moved = {"moved_mass": 0.0} if still else {}
+        yield coupled(controller, subject.delay, subject.vocab, trace=trace, **moved)
 
 
 def same_everywhere(controller: TemperatureController) -> bool:

@@ -62,6 +62,8 @@ class Subject:
     step_tokens: int | None = None
     cells: int | None = None
     """KV cells of all slots together."""
+    max_tokens: int | None = None
+    """Tokens that a request generates at most."""
     can_swap: bool | None = None
     """Whether the engine can take a sequence out and put it back."""
     preempts: bool | None = None
@@ -175,5 +177,6 @@ def _known(what: Any) -> dict[str, Any]:
         value = getattr(section, name, None)
         facts |= {} if value is None else {name: value}
     facts.setdefault("preempts", facts.get("can_swap"))
+    facts["max_tokens"] = getattr(getattr(config, "generation", None), "max_tokens", None)
     dry = frozenset(parts) if getattr(what, "dry_run", False) else frozenset()
     return {**parts, **facts, "backend": getattr(section, "kind", None), "dry": dry}

@@ -11,9 +11,10 @@ from claims import CLAIMS, PLAIN
 from forging import forgeries
 from mutants import SOUND_LOOPS, WRONG_CUTS, WRONG_ESTIMATORS, WRONG_LOOPS
 
-from entropic_control.controllers import EntropicPriority, EntropicPruning
+from entropic_control.controllers import AttentionPruning, EntropicPriority, EntropicPruning
 from entropic_control.controllers.priority import Plan, Priority
 from entropic_control.proofs import Claim, certify
+from entropic_control.proofs.attention import dropped_mass
 
 TRIALS = 300
 
@@ -159,8 +160,43 @@ class Hoarder(EntropicPruning):
         return kept
 
 
+class NeverDue(EntropicPruning):
+    """A rule that finds no sequence worth pruning."""
+
+    kind: str
+
+    def due(self, blocks, length, size=16):  # type: ignore[no-untyped-def]
+        return False
+
+
+class KeepsAll(EntropicPruning):
+    """A rule without a budget."""
+
+    kind: str
+
+    def keep(self, blocks):  # type: ignore[no-untyped-def]
+        return np.ones(len(blocks.number), np.bool_)
+
+
+class Generous(EntropicPruning):
+    """A rule whose budget grows with its state."""
+
+    kind: str
+
+    def at(self, state):  # type: ignore[no-untyped-def]
+        return self.model_copy(update={"budget": 1.5 * self.budget})
+
+
 @pytest.mark.parametrize(
-    "pruning", [SinkDropper(kind="sink_dropper"), Hoarder(kind="hoarder")], ids=lambda p: p.kind
+    "pruning",
+    [
+        SinkDropper(kind="sink_dropper"),
+        Hoarder(kind="hoarder"),
+        NeverDue(kind="never_due"),
+        KeepsAll(kind="keeps_all"),
+        Generous(kind="generous"),
+    ],
+    ids=lambda p: p.kind,
 )
 def test_wrong_pruning_rules_are_caught(pruning: EntropicPruning) -> None:
     claim = replace(CLAIMS["retention"](), pruning=pruning)
@@ -195,3 +231,36 @@ def test_wrong_entropy_bound_is_falsified(monkeypatch: pytest.MonkeyPatch, facto
     claim: Claim = CLAIMS["dropped mass"]()
     monkeypatch.setattr(attention, "entropy_change", lambda t, n: factor * honest(t, n))
     assert claim.falsify(2_000) is not None
+
+
+class LooksAway(AttentionPruning):
+    """A rule that drops what is attended to most."""
+
+    kind: str
+
+    def score(self, blocks):  # type: ignore[no-untyped-def]
+        return -super().score(blocks)
+
+
+class Spendthrift(AttentionPruning):
+    """A rule that keeps half of its budget."""
+
+    kind: str
+
+    def keep(self, blocks):  # type: ignore[no-untyped-def]
+        return self.best(blocks, self.budget_blocks(blocks.length, blocks.size) // 2)
+
+
+@pytest.mark.parametrize(
+    "pruning", [LooksAway(kind="looks_away"), Spendthrift(kind="spendthrift")], ids=lambda p: p.kind
+)
+def test_dropping_more_attention_than_the_budget_lets_is_caught(pruning: AttentionPruning) -> None:
+    claim = replace(CLAIMS["dropped mass"](), pruning=pruning)
+    assert claim.falsify(2_000) is not None
+
+
+def test_the_dropped_mass_depends_on_the_budget() -> None:
+    masses = [dropped_mass(AttentionPruning(budget=b)).mass for b in (0.02, 0.25, 0.5, 0.95)]
+    assert masses == sorted(masses, reverse=True)
+    assert masses[0] > 0.9
+    assert masses[-1] < 0.06
