@@ -40,7 +40,7 @@ def crossovers(num: Array, den: Array) -> Array | None:
     defined = np.any(sizes > noise[:, None], axis=0)
     # The ends count where they meet to rounding: L(-1) is 1 or -1 there, whatever the last digit says.
     inside = (omega > 0) & (omega < np.pi)
-    return omega[defined & (inside | (np.abs(sizes[0] - sizes[1]) <= noise.max()))]
+    return np.asarray(omega[defined & (inside | (np.abs(sizes[0] - sizes[1]) <= noise.max()))])
 
 
 def _angle(low: Fraction, high: Fraction) -> float:
@@ -72,7 +72,7 @@ def _excess(num: tuple[float, ...], den: tuple[float, ...]) -> Polynomial:
 
 
 def roots(p: Polynomial) -> list[tuple[Fraction, Fraction]]:
-    """An interval around every root of p in [0, 1], disjoint and in rising order; a point where it is hit."""
+    """An interval around every root of p in [0, 1], in rising order; a point where a root is hit."""
     zero, one = Fraction(0), Fraction(1)
     found = [(at, at) for at in (zero, one) if not _value(p, at)]
     chain = _sturm(p)

@@ -212,7 +212,7 @@ def frequencies(loop: Loop) -> Array:
         away, angle = abs(abs(root) - 1), float(np.angle(root))
         if away < SHARP and angle > 1e-6:
             steps = np.geomspace(max(away, 1e-12) / 100, SHARP, 80)
-            grid += [angle - steps, [angle], angle + steps]
+            grid += [angle - steps, np.array([angle]), angle + steps]
     every = np.unique(np.concatenate(grid))
     return _finite(loop, every[(every > 0) & (every <= np.pi)])
 

@@ -114,7 +114,7 @@ def test_phase_and_disk_margins_equal_python_control() -> None:
         if not found.stable or not np.isfinite(found.phase_margin):
             continue
         seen += 1
-        omega = np.geomspace(1e-3, np.pi, 800)
+        omega = np.geomspace(1e-3, np.pi, 4000)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             disk = control.disk_margins(state_space(loop), omega)[0]

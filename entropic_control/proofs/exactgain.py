@@ -1,0 +1,123 @@
+"""Claim: the certificate for every gain stands in rational arithmetic, and an outside checker can have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from entropic_control.controllers import PITemperature
+from entropic_control.proofs.claim import TRIALS, Assumption, Claim
+from entropic_control.proofs.rational import Exact, exact, exact_corners, exact_decrease, simplest
+from entropic_control.proofs.scheduled import LEAST_GAIN, ScheduledGain, certified
+from entropic_control.proofs.smt import decrease_query
+from entropic_control.proofs.varentropy import largest
+
+ABOVE = Fraction(1, 10**6)
+"""By which share the largest slope is rounded up, so that its own rounding cannot matter."""
+
+
+@dataclass(frozen=True)
+class ExactGain(Claim):
+    """Numbers: P, in fractions with as few digits as will do."""
+
+    name: ClassVar[str] = "exact arithmetic"
+    statement: ClassVar[str] = (
+        "in rational arithmetic, with no rounding between certificate and verdict: x' P x grows for no "
+        "slope of the entropy that the vocabulary allows and no measured varentropy, and falls for every "
+        "slope above the least"
+    )
+    source: ClassVar[str] = (
+        "pivots of LDL': Golub and Van Loan, Matrix Computations, 2013, section 4.1; a convex function "
+        "over a polytope is largest at a corner: Boyd et al., LMIs, 1994, section 5.1"
+    )
+
+    controller: PITemperature
+    delay: int
+    vocab: int
+    P: Exact | None
+    """Fractions, shape (n, n)."""
+
+    @property
+    def low(self) -> Fraction:
+        """Least slope, nats: 0 at a delay of one token."""
+        return Fraction(0 if self.delay == 1 else LEAST_GAIN)
+
+    @property
+    def high(self) -> Fraction:
+        """No slope of this vocabulary is above it, nats."""
+        return Fraction(largest(self.vocab).bound) * (1 + ABOVE)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        return (
+            Assumption(
+                "floats are taken as the rationals they are; `update` itself rounds to 53 bits"
+            ),
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        figures = {"gain from [nats]": float(self.low), "gain to [nats]": float(self.high)}
+        if self.P is not None:
+            figures["binary digits of P"] = float(
+                max(
+                    max(f.numerator.bit_length(), f.denominator.bit_length())
+                    for f in exact(self.P).flat
+                )
+            )
+        return figures
+
+    def check(self) -> list[str]:
+        """Pivots at the corners, whose matrices come out of the real `law`."""
+        if self.P is None:
+            return [f"no certificate was found for slopes up to {float(self.high):.4g} nats"]
+        corners = exact_corners(self.controller, self.delay, self.low, self.high)
+        if np.shape(self.P) != corners[0].shape:
+            return [f"P is {np.shape(self.P)}, the loop has {len(corners[0])} states"]
+        faults = exact_decrease(self.P, corners, strict=False)
+        # At a slope of 0 nothing pulls ln T anywhere; a mixture with a falling corner falls.
+        return faults or exact_decrease(self.P, corners[len(corners) // 2 :])
+
+    def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
+        """An adversary picks each token's slope and varentropy against the real `update`."""
+        if self.P is None:
+            return "there is no P to test"
+        P, low, high = np.array(self.P, float), float(self.low), float(self.high)
+        return ScheduledGain(self.controller, self.delay, low, high, P, high).falsify(trials, seed)
+
+    def smt(self) -> str:
+        """The claim's negation in SMT-LIB 2: an outside solver that answers unsat has proven the claim.
+
+        Raises
+        ------
+        ValueError
+            If there is no certificate.
+        """
+        if self.P is None:
+            raise ValueError("there is no certificate to export")
+        c = self.controller
+        least, most = c.divisor_bounds
+        kp = Fraction(c.kp)
+        shares = kp / Fraction(most) if np.isfinite(most) else Fraction(0), kp / Fraction(least)
+        return decrease_query(c, self.delay, exact(self.P), self.low, self.high, shares)
+
+
+def exact_gain(controller: PITemperature, vocab: int, delay: int = 1) -> ExactGain:
+    """Find P in floats, then as few digits of it as make a certificate in fractions."""
+    claim = ExactGain(controller, delay, vocab, None)
+    low, high = float(claim.low), float(claim.high)
+    P = certified(controller, delay, low, high)
+    if P is None:
+        return claim
+    matrices = exact_corners(controller, delay, claim.low, claim.high)
+    half = len(matrices) // 2
+    return ExactGain(controller, delay, vocab, _short(P, matrices, half))
+
+
+def _short(P: Exact, matrices: list[Exact], half: int) -> Exact:
+    """P short enough to read, strict at the upper corners."""
+    short = simplest(P, matrices[half:])
+    return short if not exact_decrease(short, matrices, strict=False) else exact(P)
