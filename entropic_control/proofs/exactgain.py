@@ -1,8 +1,8 @@
-"""Claim: the certificate for every gain stands in rational arithmetic, and an outside checker can have it."""
+"""Claim: the certificate for every gain stands in rational arithmetic; an outside checker can have it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
@@ -75,11 +75,24 @@ class ExactGain(Claim):
         if self.P is None:
             return [f"no certificate was found for slopes up to {float(self.high):.4g} nats"]
         corners = exact_corners(self.controller, self.delay, self.low, self.high)
-        if np.shape(self.P) != corners[0].shape:
-            return [f"P is {np.shape(self.P)}, the loop has {len(corners[0])} states"]
         faults = exact_decrease(self.P, corners, strict=False)
         # At a slope of 0 nothing pulls ln T anywhere; a mixture with a falling corner falls.
         return faults or exact_decrease(self.P, corners[len(corners) // 2 :])
+
+    def covers(self, kp: tuple[float, float], ki: tuple[float, float]) -> list[str]:
+        """Why this P does not serve every kp and ki of the ranges, whichever a token has; empty if it does.
+
+        A is affine in the slope, in kp over the divisor and in ki each, so the corners are enough.
+        """
+        if self.P is None:
+            return self.check()
+        faults = []
+        for proportional in dict.fromkeys(kp):
+            for integral in dict.fromkeys(ki):
+                changed = self.controller.replace(kp=proportional, ki=integral)
+                found = replace(self, controller=changed).check()
+                faults += [f"kp {proportional:g}, ki {integral:g}: {fault}" for fault in found]
+        return faults
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """An adversary picks each token's slope and varentropy against the real `update`."""

@@ -20,6 +20,7 @@ from entropic_control.proofs.quadratic import (
     least_feasible,
     quadratic_form,
 )
+from entropic_control.proofs.rational import exact_decrease
 from entropic_control.proofs.rollout import Rollout, centres, rollout, target_of
 
 
@@ -74,7 +75,7 @@ class FastGain(Claim):
         return figures
 
     def check(self) -> list[str]:
-        """Eigenvalues of P and of A' P A - P at the vertices; the circle criterion against both sides."""
+        """Pivots at the vertices, in fractions; the circle criterion against both sides."""
         if self.P is None:
             return [
                 f"no common Lyapunov function exists for gains in [{self.low:g}, {self.high:g}] nats; the "
@@ -83,7 +84,7 @@ class FastGain(Claim):
                 if self.clipped > 0
                 else f"the loop is unstable at gain {self.low:g} already"
             ]
-        faults = decrease(self.P, vertices(self.controller, self.delay, self.low, self.high))
+        faults = exact_decrease(self.P, vertices(self.controller, self.delay, self.low, self.high))
         if self.clipped > self.circle * 1.01:
             faults.append("the bound with clipping exceeds the circle criterion's without")
         family = partial(vertices, self.controller, self.delay, self.low, clips=(1.0,))
@@ -197,14 +198,3 @@ def vertices(
     """The closed loop at the ends of the gain, with the clip open and shut."""
     model = controller.linearize()
     return [closed_loop(model, g, delay, clip).A for g in (low, high) for clip in clips]
-
-
-def decrease(P: Array, matrices: list[Array]) -> list[str]:
-    """What is wrong with P as a Lyapunov function of all the matrices, by eigenvalues."""
-    faults = []
-    if np.linalg.eigvalsh(P).min() <= 0:
-        faults.append("P is not positive definite")
-    worst = max(float(np.linalg.eigvalsh(A.T @ P @ A - P).max()) for A in matrices)
-    if worst >= 0:
-        faults.append(f"A' P A - P has the eigenvalue {worst:.3g} >= 0 at a vertex")
-    return faults

@@ -62,10 +62,14 @@ def exact_mean_decrease(P: Array, laws: Iterable[Law], strict: bool = True) -> l
     if not np.all(np.isfinite(np.asarray(P, float))):
         return ["P is not finite"]
     form = exact(P)
+    if form.ndim != 2 or len({form.shape, form.shape[::-1]}) != 1:
+        return [f"P has the shape {form.shape} and is not square"]
     form = (form + form.T) / 2
     if not positive(form):
         return ["P is not positive definite, in exact arithmetic"]
     for at, law_ in enumerate(laws):
+        if any(np.shape(A) != form.shape for _, A in law_):
+            return [f"P has the shape {form.shape}, which is not that of the loop's matrices"]
         moved = sum((p * _squeezed(form, exact(A)) for p, A in law_), 0 * form)
         if not positive(form - moved, strict):
             word = "does not fall" if strict else "can grow"
