@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,8 +33,16 @@ class Completion:
     time_to_first_token: float | None
     entropy_quarters: list[float]
     """Mean entropy of each quarter of the generated tokens, at the temperature in force."""
+    entropy: float | None
+    """Mean over the generated tokens, of what they were drawn from."""
     target: float | None
     temperature_range: tuple[float, float] | None
+    saturated: float
+    """Share of the tokens drawn at a temperature bound."""
+    infeasible: float
+    """Share of the tokens whose candidates were too few for the target at any temperature."""
+    reachable: float | None
+    """Mean entropy that the upper bound allows, to first order in ln T; None if it was never reached."""
     repeated_4grams: float
     """Share of the 4-grams of tokens that occurred before."""
     tau: float
@@ -103,6 +112,7 @@ def quarters(values: Array) -> list[float]:
 def _completion(work: Sequence, trace: Trace) -> Completion:
     mine = trace.tokens["request"] == work.number
     temperature, target = trace.tokens["temperature"][mine], trace.tokens["target"][mine]
+    entropy = trace.tokens["entropy"][mine]
     aimed = target[~np.isnan(target)]
     return Completion(
         id=work.id,
@@ -113,16 +123,42 @@ def _completion(work: Sequence, trace: Trace) -> Completion:
         error=None if work.error is None else str(work.error),
         latency=(work.finished or work.arrived) - work.arrived,
         time_to_first_token=None if work.first_token is None else work.first_token - work.arrived,
-        entropy_quarters=quarters(trace.tokens["entropy"][mine]),
+        entropy_quarters=quarters(entropy),
+        entropy=_mean(entropy),
         target=float(aimed[-1]) if aimed.size else None,
         temperature_range=(float(temperature.min()), float(temperature.max()))
         if temperature.size
         else None,
+        saturated=_mean(trace.tokens["saturated"][mine] != 0) or 0.0,
+        infeasible=_mean(~trace.tokens["feasible"][mine]) or 0.0,
+        reachable=_reachable(trace, mine),
         repeated_4grams=repeated(work.tokens),
         tau=work.tau,
         longest_wait=work.longest_wait,
         preemptions=work.preemptions,
     )
+
+
+def _mean(values: Array) -> float | None:
+    """The mean of what is a number; None for nothing."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _reachable(trace: Trace, mine: Array) -> float | None:
+    """The mean entropy had every token been drawn at the upper temperature bound, nats.
+
+    To first order H rises by V for each unit of ln T, and never above ln of the candidates. Tokens drawn
+    at the bound count as they were measured; where it was never reached, nothing is known of it.
+    """
+    columns = ("entropy", "varentropy", "temperature", "commanded", "live", "saturated")
+    entropy, varentropy, temperature, commanded, live, saturated = (
+        trace.tokens[column][mine] for column in columns
+    )
+    if not np.any(saturated > 0):
+        return None
+    hotter = np.log(commanded[saturated > 0].max() / np.maximum(temperature, 1e-6))
+    return _mean(np.minimum(entropy + varentropy * hotter, np.log(np.maximum(live, 1))))
 
 
 def _summary(
@@ -160,6 +196,7 @@ def _summary(
         "kv_peak": int(steps["cells"].max(initial=0)),
         "kv_mean": float(np.average(steps["cells"], weights=seconds)) if seconds.sum() else 0.0,
         "entropy_quarters": np.mean(means, axis=0).tolist() if means else [],
+        **_held(done),
         "temperature_range": [min(a for a, _ in ranges), max(b for _, b in ranges)]
         if ranges
         else None,
@@ -177,11 +214,33 @@ def _summary(
     }
 
 
+def _held(done: Seq[Completion]) -> dict[str, float | None]:
+    """How the entropy came out beside its target, means over the completions that have one."""
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    return {
+        "entropy": mean(c.entropy for c in done),
+        "target": mean(c.target for c in done),
+        "saturated": mean(c.saturated for c in done),
+        "infeasible": mean(c.infeasible for c in done),
+        "reachable": mean(c.reachable for c in done),
+    }
+
+
 def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     s = summary
 
     def seconds(name: str) -> str:
         return "-" if s[name] is None else f"{s[name]:.2f} s"
+
+    def nats(name: str) -> str:
+        return "-" if s[name] is None else f"{s[name]:.2f}"
+
+    def percent(name: str) -> str:
+        return "-" if s[name] is None else f"{100 * s[name]:.1f} %"
 
     spread = s["temperature_range"]
     return [
@@ -194,8 +253,12 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("latency, p95", seconds("latency_p95")),
         ("time to first token, mean", seconds("time_to_first_token")),
         ("KV cells held, peak", f"{s['kv_peak']}"),
+        ("entropy, mean (target) [nats]", f"{nats('entropy')} ({nats('target')})"),
         ("entropy by quarter [nats]", " ".join(f"{h:.2f}" for h in s["entropy_quarters"]) or "-"),
         ("temperature, range", f"{spread[0]:.2f} to {spread[1]:.2f}" if spread else "-"),
+        ("tokens at a temperature bound", percent("saturated")),
+        ("tokens with too few candidates", percent("infeasible")),
+        ("entropy reachable there [nats]", nats("reachable")),
         ("drafts accepted", _share(s["accepted"], s["drafted"])),
         ("repeated 4-grams", f"{100 * s['repeated_4grams']:.1f} %"),
         ("entropic time tau [nats]", f"{s['tau']:.0f}"),

@@ -82,7 +82,7 @@ def test_commands_are_recorded_and_move() -> None:
     trace = engine.trace.of("r0")
     assert np.all(trace["temperature"] == 0.7)
     assert trace["commanded"][-1] > 0.9  # what it would have done about an entropy below the target
-    assert len(set(trace["commanded"].tolist())) > 10
+    assert len(set(trace["commanded"].tolist())) > 5
     assert np.all(trace["target"] == 3.0)
 
 

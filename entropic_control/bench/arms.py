@@ -32,7 +32,7 @@ def default_config() -> Config:
     """All three loops, as in examples/quickstart.yaml, on the weights that every arm runs fastest on."""
     return Config(
         backend=LlamaCppConfig(weights="q8_0"),
-        temperature=PITemperature(target=1.75, kp=0.3, ki=0.06, v_min=2.0),
+        temperature=PITemperature(target=1.75),
         pruning=EntropicPruning(during_prefill=True),
     )
 

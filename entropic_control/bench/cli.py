@@ -49,6 +49,21 @@ def add_commands(commands: Any) -> None:
     add_shared(generate)
     generate.set_defaults(run=_generate, backend="triton")
 
+    targets = parts.add_parser(
+        "targets",
+        help="how near the mean entropy comes to its target, by truncation",
+        description=_targets.__doc__,
+    )
+    targets.add_argument("config", nargs="?", help="configuration; the defaults without one")
+    targets.add_argument("--out", type=Path, default=Path("runs/targets"), help="run directory")
+    targets.add_argument("--tokens", type=int, default=400, help="tokens each request generates")
+    targets.add_argument("--targets", type=float, nargs="+", metavar="NATS", help="targets to hold")
+    targets.add_argument(
+        "--place", choices=("before", "after", "both"), default="before", help="of the truncations"
+    )
+    add_shared(targets)
+    targets.set_defaults(run=_targets)
+
     memory = parts.add_parser(
         "memory", help="resident memory over many requests", description=_memory.__doc__
     )
@@ -134,6 +149,34 @@ def _generate(args: argparse.Namespace) -> int:
         print(json.dumps(results, indent=2))
         return 0
     Console().print(_pairs_table("rows", "generate", results))
+    return 0
+
+
+def _targets(args: argparse.Namespace) -> int:
+    """Eight prompts under every target and truncation: the mean entropy of tokens 50 and on.
+
+    Interrupted, it goes on where it stopped, with the cells that --out holds.
+    """
+    from entropic_control.bench.targets import TARGETS, markdown, run_targets, table
+    from entropic_control.progress import progress_bar
+
+    places = ("before", "after") if args.place == "both" else (args.place,)
+    with progress_bar(args.json) as bar:
+        cells = run_targets(
+            config_of(args),
+            args.out,
+            bar,
+            targets=args.targets or TARGETS,
+            places=places,
+            tokens=args.tokens,
+        )
+    (args.out / "targets.md").write_text(markdown(cells), encoding="utf-8")
+    if args.json:
+        print(json.dumps(cells, indent=2))
+        return 0
+    console = Console()
+    console.print(table(cells))
+    console.print(f"the cells are in {args.out}", highlight=False)
     return 0
 
 

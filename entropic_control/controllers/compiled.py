@@ -284,6 +284,6 @@ def control(
     log_temperature, entropy, varentropy, integral, target = state
     now = log_temperature[at], entropy[at], varentropy[at], integral[at]
     if valid[at]:
-        now = pi.law(*now, target[at], table[0, at], table[1, at], *gains)
+        now = pi.law(*now[1:], target[at], table[0, at], table[1, at], *gains)
     table[6, at], table[7, at], table[8, at], table[9, at] = now
     table[10, at] = target[at]

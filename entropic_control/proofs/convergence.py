@@ -25,8 +25,8 @@ class Convergence(Claim):
 
     name: ClassVar[str] = "mean entropy"
     statement: ClassVar[str] = (
-        "whatever the model and the text, the mean of H over N tokens is within B / N of the target off the "
-        "bounds; at the upper bound it can only stay below the target, at the lower only above"
+        "whatever the model and the text, the mean of H over N tokens is within B / N of the target off "
+        "the bounds; at the upper bound it can only stay below the target, at the lower only above"
     )
     source: ClassVar[str] = (
         "telescoping I' = I + ki (H* - H); integral action: Astrom and Hagglund, Advanced PID Control, "
@@ -93,7 +93,9 @@ class Convergence(Claim):
             )
         settling = margins(c, c.v_start, self.delay).settling
         if not abs(self.settling - settling) <= 1e-6 * settling:
-            faults.append(f"the linear loop settles in {settling:.6g} tokens, not {self.settling:.6g}")
+            faults.append(
+                f"the linear loop settles in {settling:.6g} tokens, not {self.settling:.6g}"
+            )
         if self.trace and self._largest_sum() > self.sum_bound * (1 + 1e-6):
             faults.append(
                 f"on the trace the errors sum to {self._largest_sum():.6g} nats off the bounds, beyond B"
@@ -129,7 +131,9 @@ class Convergence(Claim):
         start = loops.state.integral
         for token in range(150):
             lively = (token // period) % 2 == 0
-            v = np.where(lively, np.exp(rng.uniform(-1, 3.4, trials)), np.exp(rng.uniform(-6, 0, trials)))
+            v = np.where(
+                lively, np.exp(rng.uniform(-1, 3.4, trials)), np.exp(rng.uniform(-6, 0, trials))
+            )
             h = c.target + bias + v * (loops.in_force - start) * 0.5 + rng.normal(0, 1, trials)
             h = np.clip(h, 0.0, np.log(self.vocab))
             loops = loops.step(h, v)

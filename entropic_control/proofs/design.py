@@ -13,9 +13,14 @@ from entropic_control.proofs.identify import Plant
 from entropic_control.proofs.margins import Margins, margins, worst
 from entropic_control.proofs.noise import Spread, predict
 from entropic_control.proofs.scheduled import LEAST_GAIN, certified
+from entropic_control.proofs.varentropy import largest
 
 GAINS = np.geomspace(0.005, 2.0, 14)
 """Proportional and integral gains that are tried, for a loop gain of one."""
+
+
+LEAST_MARGINS = 6.0, 30.0
+"""Gain margin, dB, and phase margin, degrees, at every slope that the vocabulary allows."""
 
 
 def design(
@@ -92,7 +97,7 @@ def design(
             if not _meets(found, gm, pm):
                 nearest = f"the gains that wander less have {found}"
                 break  # and only loses margin
-            if _certified(candidate, plant, delay):
+            if _certified(candidate, vocab, delay):
                 best = spread.entropy, candidate
             else:
                 nearest = "the gains with these margins have no certificate for a time-varying gain"
@@ -118,9 +123,13 @@ def _meets(found: Margins, gm: float, pm: float) -> bool:
     return found.stable and found.gain_margin_db >= gm and found.phase_margin >= pm
 
 
-def _certified(controller: PITemperature, plant: Plant, delay: int) -> bool:
+def _certified(controller: PITemperature, vocab: int, delay: int) -> bool:
+    """Whether it has what `certify` asks of any controller, for every slope that the vocabulary allows."""
+    most = largest(vocab).bound
     low = 0.0 if delay == 1 else LEAST_GAIN
-    return certified(controller, delay, low, plant.range[1]) is not None
+    if certified(controller, delay, low, most) is None:
+        return False
+    return _meets(margins(controller, (LEAST_GAIN, most), delay), *LEAST_MARGINS)
 
 
 def _start(plant: Plant, target: float, bounds: tuple[float, float], vocab: int) -> float:

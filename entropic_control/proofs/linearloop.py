@@ -137,7 +137,7 @@ class LinearLoop(Claim):
         """The largest modulus of an eigenvalue of the loop whose plant is `factor` times `gain`."""
         if self.delay == 0:  # no state matrix without a delay: the one way left are the polynomials
             return open_loop(self.controller, gain, 0).radius(factor)
-        A = closed_loop(self.controller.linearize(gain), gain * factor, self.delay).A
+        A = closed_loop(self.controller.linearize(gain), gain * factor, self.delay)
         return float(np.abs(np.linalg.eigvals(A)).max(initial=0.0))
 
     def _decay(self, gain: Array, factor: Array, tokens: int) -> tuple[Array, Array]:

@@ -103,47 +103,28 @@ def acts_on_temperature(controller: TemperatureController) -> None:
         )
 
 
-class ClosedLoop(NamedTuple):
-    """x' = A x: the controller's state, then the commands on their way through the engine."""
-
-    A: Array
-    command: int | None
-    """Row of the state that is the command itself (a velocity form keeps its integral there)."""
-
-
-def closed_loop(
-    controller: Linear, gain: float = 1.0, delay: int = 1, clip: float = 1.0
-) -> ClosedLoop:
+def closed_loop(controller: Linear, gain: float = 1.0, delay: int = 1, clip: float = 1.0) -> Array:
     """The closed loop as a state matrix, affine in `gain` and in `clip` each.
+
+    The state is the controller's own, then the commands on their way through the engine, from new to old.
 
     Parameters
     ----------
     clip : float in [0, 1]
-        What the bounds leave of the command's deviation: 1 inside them, less where they cut. A
-        controller that keeps its command as a state is cut in that state, which is its anti-windup.
+        What the bounds leave of the command's deviation: 1 inside them, less where they cut.
     """
     A, B, C, D = controller.A, controller.B, controller.C, controller.D
     n = A.shape[0]
-    command = next((i for i in range(n) if np.array_equal(A[i], C[0]) and B[i, 0] == D[0, 0]), None)
     if delay < 1:
         raise ConfigError("a closed loop in state space needs a delay of one token or more")
-    chain = delay - 1 if command is not None else delay
-    full = np.zeros((n + chain, n + chain))
+    full = np.zeros((n + delay, n + delay))
     full[:n, :n] = A
-    # The command in force: the oldest in the chain, or the state itself.
-    oldest = command if command is not None and not chain else n + chain - 1
-    full[:n, oldest] += gain * B[:, 0]
-    if command is None:
-        full[n, :n] = C[0]
-        full[n, oldest] += gain * D[0, 0]
-        full[n] *= clip
-    else:
-        full[command] *= clip
-        if chain:
-            full[n, command] = 1.0
-    for link in range(n + 1, n + chain):
+    full[n, :n] = clip * C[0]
+    full[:n, -1] = gain * B[:, 0]
+    full[n, -1] = clip * gain * D[0, 0]
+    for link in range(n + 1, n + delay):
         full[link, link - 1] = 1.0
-    return ClosedLoop(full, command)
+    return full
 
 
 def state_space(loop: Loop) -> Any:

@@ -168,7 +168,7 @@ def driven(
 ) -> tuple[Array, Array]:
     """The closed loop with its noise model: x' = A x + b w; F[H] and u are the states `OBSERVED`."""
     model = controller.linearize(gain)
-    loop = closed_loop(model, gain, delay).A
+    loop = closed_loop(model, gain, delay)
     n, p = loop.shape[0], len(disturbance.coefficients)
     A, b = np.zeros((n + p, n + p)), np.zeros(n + p)
     # What is measured enters the controller's states and the command that it leads to.

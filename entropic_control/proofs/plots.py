@@ -232,7 +232,7 @@ def margin_map(
 def _predicted(
     controller: PITemperature, gain: float, offset: float, delay: int, tokens: int
 ) -> Array:
-    A = closed_loop(controller.linearize(gain), gain, delay).A
+    A = closed_loop(controller.linearize(gain), gain, delay)
     x = np.zeros(A.shape[0])
     x[1:] = offset  # the command in force and those on their way
     out = []

@@ -89,7 +89,9 @@ class ScheduledGain(Claim):
 
     def _contraction(self, P: Array) -> float:
         q = proportional(self.controller)
-        return float(growth(P, [token_matrix(self.controller, self.delay, 1.0, r) for r in q]).max())
+        return float(
+            growth(P, [token_matrix(self.controller, self.delay, 1.0, r) for r in q]).max()
+        )
 
     def check(self) -> list[str]:
         """Eigenvalues at the corners, the edge of what is provable from both sides, A against `update`."""
@@ -103,7 +105,7 @@ class ScheduledGain(Claim):
                 "one): lower kp and ki, or raise v_min"
             ]
         faults = not_growing(self.P, corners(c, self.delay, self.low, self.high))
-        if self.delay == 1 and np.any(self.P != np.diag(np.diag(self.P))):
+        if self.delay == 1 and np.any(np.diag(np.diag(self.P)) != self.P):
             faults.append("P is not diagonal, so bounds that cut could stretch x")
         edge = partial(_holds, c, self.delay, self.low)
         if not edge(0.99 * self.provable) or edge(1.01 * self.provable):
@@ -131,7 +133,7 @@ class ScheduledGain(Claim):
         return worst
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
-        """An adversary picks each token's slope and varentropy against the real `update`, bounds included."""
+        """An adversary picks each token's slope and varentropy against the real `update` and its bounds."""
         P = self.P
         if P is None:
             return "there is no P to test"
@@ -142,7 +144,9 @@ class ScheduledGain(Claim):
         driven = c if self.delay == 1 else c.replace(bounds=(1e-9, 1e9))
         loops = rollout(driven, trials, self.delay)
         for _ in range(10):  # away from the start
-            loops = loops.step(c.target + rng.normal(0, 1, trials), np.exp(rng.uniform(-3, 3.4, trials)))
+            loops = loops.step(
+                c.target + rng.normal(0, 1, trials), np.exp(rng.uniform(-3, 3.4, trials))
+            )
         size = quadratic_form(P, self._state(loops, centre))
         for token in range(50):
             options = []
@@ -170,14 +174,16 @@ class ScheduledGain(Claim):
 def scheduled_gain(
     controller: PITemperature, delay: int = 1, vocab: int = 49_152, high: float | None = None
 ) -> ScheduledGain:
-    """Find P for every slope that the vocabulary allows, or up to `high` nats, and the most there is one for."""
+    """Find P for every slope that the vocabulary allows, or up to `high` nats, and how far one exists."""
     low = 0.0 if delay == 1 else LEAST_GAIN
     most = largest(vocab).bound if high is None else high
     holds = partial(_holds, controller, delay, low)
     provable = 0.0
     if holds(max(low * 1.01, 1e-2)):
         provable = 1 / least_feasible(lambda inverse: holds(1 / inverse), 1e-4, 1e2, 1e-3)
-    return ScheduledGain(controller, delay, low, most, certified(controller, delay, low, most), provable)
+    return ScheduledGain(
+        controller, delay, low, most, certified(controller, delay, low, most), provable
+    )
 
 
 def certified(controller: PITemperature, delay: int, low: float, high: float) -> Array | None:
@@ -207,7 +213,9 @@ def proportional(controller: PITemperature) -> tuple[float, float]:
 
 def corners(controller: PITemperature, delay: int, low: float, high: float) -> list[Array]:
     """A at the corners of the region of slopes and proportional gains, that of the least slope first."""
-    ends = [(low, q) for q in proportional(controller)] + [(high, q) for q in proportional(controller)]
+    ends = [(low, q) for q in proportional(controller)] + [
+        (high, q) for q in proportional(controller)
+    ]
     return [token_matrix(controller, delay, g, q) for g, q in ends]
 
 

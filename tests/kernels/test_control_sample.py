@@ -91,7 +91,9 @@ def check(actual, z, seeds, steps, t, rule):
     ]
     expected = measured.completed(tokens)
     assert actual.token.tolist() == tokens
-    assert actual.live.tolist() == expected.live.tolist()
+    # At T = 0 the mass lies on one token: how many a cut of the tempered distribution leaves says nothing.
+    counted = [temperature > 0 or rule.place == "before" for temperature in t.tolist()]
+    assert actual.live[counted].tolist() == expected.live[counted].tolist()
     assert actual.valid.tolist() == expected.valid.tolist()
     for name in ("entropy", "raw_entropy", "realized_entropy", "surprisal", "temperature"):
         value = torch.from_numpy(getattr(expected, name))
@@ -284,7 +286,7 @@ def test_update_equals_the_controller(controller, mode):
         _, expected = controller.update(PIState(*before.numpy()), signals)
         close(out.state, torch.from_numpy(np.stack(expected)), 1e-6)
         held = [row for row in range(rows) if torch.equal(out.state[:, row], before[:, row])]
-        assert held == [3, 4] if step % 3 == 0 else held == [3]
+        assert held == ([4] if step % 3 == 0 else [])
         saturated += int(np.abs(controller.saturated(expected)).sum())
         state = out.state
     if controller.bounds == (0.5, 0.9):
@@ -302,7 +304,8 @@ def test_state_may_be_updated_in_place(mode):
     assert torch.equal(state, fresh.state)
 
 
-def test_truncation_before_the_temperature_is_what_the_loop_sees():
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_what_truncation_leaves_is_what_the_loop_sees(place):
     z, seeds, steps = batch(2, 500)
     state = torch.tensor(np.stack(PITemperature(target=3.0).init(2, dtype=np.float32)))
     gains = PIGains.of(PITemperature(target=3.0))
@@ -314,11 +317,12 @@ def test_truncation_before_the_temperature_is_what_the_loop_sees():
             gains=gains,
             state=state,
             mode=mode,
+            place=place,
             truncation=truncation(2, z.device, top_k=[400, 10]),
         )
-        # ln 10 < 3: with ten tokens left the target is out of reach, and the loop holds.
-        assert torch.equal(moved.state[:, 1], state[:, 1])
-        assert not torch.equal(moved.state[:, 0], state[:, 0])
+        assert torch.equal(moved.entropy, moved.realized_entropy)
+        # ten tokens have less than ln 10 = 2.3 nats, and the integral adds up what is missing
+        assert moved.state[3, 1] - state[3, 1] > 0.03 * (3.0 - 2.31)
 
 
 def test_bad_arguments_are_named():

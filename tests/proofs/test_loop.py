@@ -35,7 +35,7 @@ def test_poles_of_the_polynomials_are_eigenvalues_of_the_state_matrix(
     controller: TemperatureController, delay: int
 ) -> None:
     poles = open_loop(controller, 2.0, delay).poles()
-    eigenvalues = np.linalg.eigvals(closed_loop(controller.linearize(2.0), 2.0, delay).A)
+    eigenvalues = np.linalg.eigvals(closed_loop(controller.linearize(2.0), 2.0, delay))
     assert np.abs(poles).max(initial=0) == pytest.approx(np.abs(eigenvalues).max(), abs=1e-6)
     assert np.prod(1 - poles) == pytest.approx(np.prod(1 - eigenvalues), abs=1e-9)
 
@@ -44,8 +44,8 @@ def test_poles_of_the_polynomials_are_eigenvalues_of_the_state_matrix(
 def test_closed_loop_is_what_the_real_update_does(delay: int) -> None:
     controller = PITemperature(schedule="none", kp=0.05, ki=0.01, bounds=(1e-6, 1e6))
     gain, offset = 4.0, 0.3
-    A = closed_loop(controller.linearize(gain), gain, delay).A
-    x = np.array([0.0, *[offset] * delay])
+    A = closed_loop(controller.linearize(gain), gain, delay)
+    x = np.array([0.0, offset, *[offset] * delay])
     loops = rollout(controller, 1, delay)
     centre = loops.in_force - offset
     for _ in range(100):
@@ -57,9 +57,9 @@ def test_closed_loop_is_what_the_real_update_does(delay: int) -> None:
 
 def test_clip_scales_the_command_and_nothing_else() -> None:
     model = PITemperature().linearize()
-    shut, open_ = (closed_loop(model, 1.0, 1, clip).A for clip in (0.0, 1.0))
-    assert np.array_equal(shut[0], open_[0])
-    assert not shut[1].any()
+    shut, open_ = (closed_loop(model, 1.0, 1, clip) for clip in (0.0, 1.0))
+    assert np.array_equal(shut[:2], open_[:2])
+    assert not shut[2].any()
 
 
 def test_state_space_has_a_time_step_of_one_token() -> None:

@@ -10,6 +10,7 @@ from entropic_control.controllers import PITemperature
 from entropic_control.errors import ConfigError
 from entropic_control.proofs import Loop, loop_margins, margins, open_loop, state_space
 from entropic_control.proofs.margins import stable_gains
+from entropic_control.proofs.varentropy import largest
 
 
 def integrator(gain: float, delay: int) -> Loop:
@@ -141,6 +142,13 @@ def test_worst_case_over_a_range_is_no_better_than_any_gain_in_it() -> None:
         assert over.gain_margin <= one.gain_margin * (1 + 1e-9)
         assert over.disk_margin <= one.disk_margin + 1e-3
         assert over.pole_radius >= one.pole_radius - 1e-9
+
+
+def test_default_gains_keep_their_margins_for_every_model() -> None:
+    found = margins(PITemperature(), (0.1, largest(262_144).bound))
+    assert found.stable
+    assert found.gain_margin_db > 4
+    assert found.phase_margin > 45
 
 
 @pytest.mark.parametrize("gain", [(-1.0, 2.0), (3.0, 2.0), (1.0, float("inf"))])

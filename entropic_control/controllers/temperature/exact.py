@@ -18,7 +18,8 @@ class ExactTemperature(FeedForward):
     """Solves H(T) = H* at each step, by Newton's method on u = ln T, where dH/du = V is measured.
 
     What a loop that knew the future would do if all tokens should be equally uncertain. They should
-    not: inside a word this heats certainty to noise. A rival of the PI loop, kept for the comparison.
+    not: inside a word this heats certainty to noise. A rival of the PI loop, kept for the comparison. A
+    truncation "after" the temperature is not foreseen: it takes its part of the entropy away.
 
     Parameters
     ----------

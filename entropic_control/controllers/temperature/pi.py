@@ -74,8 +74,8 @@ class PITemperature(TemperatureController):
     overridable: ClassVar[frozenset[str]] = frozenset({"target"})
     kind: Literal["pi"] = "pi"
     target: float = Field(1.0, gt=0)
-    kp: float = Field(0.1, ge=0)
-    ki: float = Field(0.02, gt=0)
+    kp: float = Field(0.05, ge=0)
+    ki: float = Field(0.03, gt=0)
     filter: float = Field(0.1, gt=0, le=1)
     bounds: tuple[float, float] = (0.1, 2.0)
     start: float = Field(0.7, gt=0)
@@ -113,7 +113,7 @@ class PITemperature(TemperatureController):
 
     def update(self, state: PIState, reading: Reading) -> tuple[Array, PIState]:
         moved = PIState(
-            *law(*state, reading.entropy, reading.varentropy, *self._gains), state.target
+            *law(*state[1:], reading.entropy, reading.varentropy, *self._gains), state.target
         )
         new = choose(reading.valid, _like(moved, state), state)
         return np.exp(new.log_temperature), new
@@ -166,7 +166,6 @@ class PITemperature(TemperatureController):
 
 
 def law(
-    log_temperature: Any,
     entropy: Any,
     varentropy: Any,
     integral: Any,
@@ -185,8 +184,8 @@ def law(
 
     Parameters
     ----------
-    log_temperature, entropy, varentropy, integral, target
-        `PIState`.
+    entropy, varentropy, integral, target
+        `PIState`, without the command: nothing follows from it but the reading.
     measured_entropy, measured_varentropy
         Of the `Reading`.
     filter, kp, ki : float
