@@ -21,13 +21,12 @@ from scipy.linalg import eigh
 from entropic_control.controllers import PITemperature
 from entropic_control.controllers.base import Array
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
-from entropic_control.proofs.exactgain import ABOVE
+from entropic_control.proofs.exactgain import highest
 from entropic_control.proofs.quadratic import quadratic_form
 from entropic_control.proofs.rational import exact_corners, exact_mean_decrease
 from entropic_control.proofs.rollout import Rollout, centres, rollout
 from entropic_control.proofs.scheduled import certified, corners
 from entropic_control.proofs.signals import Signals
-from entropic_control.proofs.varentropy import largest
 
 LEAST_MEAN = 0.25
 """Mean slope of the entropy that a text is asked for, nats; that of a lively model is 1 to 3."""
@@ -60,13 +59,11 @@ class AnyLaw(Claim):
     """E[x' P x] after a token over x' P x before it, at most."""
     noise_gain: float
     """Rms of I - u* in the long run per rms of noise, 1/nats."""
+    high: float
+    """No slope of this vocabulary is above it, nats."""
     calmest: float | None = None
     """Least mean varentropy over WINDOW tokens of a trace, nats."""
-
-    @property
-    def high(self) -> float:
-        """No slope of this vocabulary is above it, nats."""
-        return float(Fraction(largest(self.vocab).bound) * (1 + ABOVE))
+    trace: tuple[Signals, ...] | None = None
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -101,6 +98,8 @@ class AnyLaw(Claim):
             return [f"no certificate was found for slopes up to {self.high:.4g} nats"]
         if np.any(np.diag(np.diag(self.P)) != self.P):
             return ["P is not diagonal, so bounds that cut could stretch x"]
+        if self.high != highest(self.vocab):
+            return [f"{self.high:g} nats is not the largest slope of {self.vocab} tokens"]
         if not 0 < self.mean <= self.high:
             return [f"a mean slope of {self.mean:g} nats is not one of this vocabulary"]
         faults = []
@@ -115,7 +114,23 @@ class AnyLaw(Claim):
         series = _noise_series(self.controller, self.P, self.decay)
         if not abs(series - self.noise_gain) <= 1e-4 * series:
             faults.append(f"the noise gain is {series:.6g} per nat, not {self.noise_gain:.6g}")
-        return faults
+        return faults + ([] if self._calmest_again() else ["the calmest stretch is another"])
+
+    def _calmest_again(self) -> bool:
+        """Whether the calmest stretch of the trace is as calm as it is said to be, by sums that run."""
+        if self.trace is None or self.calmest is None:
+            return self.trace is None and self.calmest is None
+        least = np.inf
+        for one in self.trace:
+            sums = np.concatenate([[0.0], np.cumsum(one.varentropy)])
+            size = min(WINDOW, len(one.varentropy))
+            least = min(least, float((sums[size:] - sums[:-size]).min()) / size)
+        return bool(abs(least - self.calmest) <= 1e-9 * (1 + least))
+
+    def again(self) -> AnyLaw:
+        """The claim made anew."""
+        trace = None if self.trace is None else list(self.trace)
+        return any_law(self.controller, self.vocab, self.mean, trace)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random laws of slopes, dependent on x, against the real `update`: their exact means."""
@@ -168,11 +183,12 @@ def any_law(
     trace: list[Signals] | None = None,
 ) -> AnyLaw:
     """P for every slope that the vocabulary allows, and the decay it proves for a mean of `mean` nats."""
-    high = float(Fraction(largest(vocab).bound) * (1 + ABOVE))
+    high = highest(vocab)
     calmest = None if trace is None else _calmest(trace)
+    seen = None if trace is None else tuple(trace)
     P = certified(controller, 1, 0.0, high)
     if P is None:
-        return AnyLaw(controller, vocab, mean, None, 1.0, np.inf, calmest)
+        return AnyLaw(controller, vocab, mean, None, 1.0, np.inf, high, calmest, seen)
     ends = corners(controller, 1, 0.0, high)
     calm, weight = ends[0], mean / high
     decay = max(
@@ -184,7 +200,7 @@ def any_law(
         entering = np.array([controller.filter, -controller.ki])
         size = float(np.sqrt(entering @ P @ entering))
         gain = size / (1 - np.sqrt(decay)) / float(np.sqrt(P[1, 1]))
-    return AnyLaw(controller, vocab, mean, P, decay, float(gain), calmest)
+    return AnyLaw(controller, vocab, mean, P, decay, float(gain), high, calmest, seen)
 
 
 def _laws(

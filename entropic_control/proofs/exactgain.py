@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from entropic_control.controllers import PITemperature
+from entropic_control.controllers.base import Array
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
-from entropic_control.proofs.rational import Exact, exact, exact_corners, exact_decrease, simplest
+from entropic_control.proofs.rational import exact, exact_corners, exact_decrease, simplest
 from entropic_control.proofs.scheduled import LEAST_GAIN, ScheduledGain, certified
 from entropic_control.proofs.smt import decrease_query
 from entropic_control.proofs.varentropy import largest
@@ -37,18 +38,15 @@ class ExactGain(Claim):
     controller: PITemperature
     delay: int
     vocab: int
-    P: Exact | None
-    """Fractions, shape (n, n)."""
+    high: float
+    """No slope of this vocabulary is above it, nats."""
+    P: Array | None
+    """Floats of few digits, shape (n, n)."""
 
     @property
     def low(self) -> Fraction:
         """Least slope, nats: 0 at a delay of one token."""
         return Fraction(0 if self.delay == 1 else LEAST_GAIN)
-
-    @property
-    def high(self) -> Fraction:
-        """No slope of this vocabulary is above it, nats."""
-        return Fraction(largest(self.vocab).bound) * (1 + ABOVE)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -60,7 +58,7 @@ class ExactGain(Claim):
 
     @property
     def figures(self) -> dict[str, float]:
-        figures = {"gain from [nats]": float(self.low), "gain to [nats]": float(self.high)}
+        figures = {"gain from [nats]": float(self.low), "gain to [nats]": self.high}
         if self.P is not None:
             figures["binary digits of P"] = float(
                 max(
@@ -73,7 +71,9 @@ class ExactGain(Claim):
     def check(self) -> list[str]:
         """Pivots at the corners, whose matrices come out of the real `law`."""
         if self.P is None:
-            return [f"no certificate was found for slopes up to {float(self.high):.4g} nats"]
+            return [f"no certificate was found for slopes up to {self.high:.4g} nats"]
+        if self.delay < 1 or self.high != highest(self.vocab):
+            return [f"{self.delay} token(s) of delay, slopes up to {self.high:g}: no such loop"]
         corners = exact_corners(self.controller, self.delay, self.low, self.high)
         faults = exact_decrease(self.P, corners, strict=False)
         # At a slope of 0 nothing pulls ln T anywhere; a mixture with a falling corner falls.
@@ -94,11 +94,15 @@ class ExactGain(Claim):
                 faults += [f"kp {proportional:g}, ki {integral:g}: {fault}" for fault in found]
         return faults
 
+    def again(self) -> ExactGain:
+        """The claim made anew."""
+        return exact_gain(self.controller, self.vocab, self.delay)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """An adversary picks each token's slope and varentropy against the real `update`."""
         if self.P is None:
             return "there is no P to test"
-        P, low, high = np.array(self.P, float), float(self.low), float(self.high)
+        P, low, high = self.P, float(self.low), self.high
         return ScheduledGain(self.controller, self.delay, low, high, P, high).falsify(trials, seed)
 
     def smt(self) -> str:
@@ -120,17 +124,15 @@ class ExactGain(Claim):
 
 def exact_gain(controller: PITemperature, vocab: int, delay: int = 1) -> ExactGain:
     """Find P in floats, then as few digits of it as make a certificate in fractions."""
-    claim = ExactGain(controller, delay, vocab, None)
-    low, high = float(claim.low), float(claim.high)
-    P = certified(controller, delay, low, high)
+    claim = ExactGain(controller, delay, vocab, highest(vocab), None)
+    P = certified(controller, delay, float(claim.low), claim.high)
     if P is None:
         return claim
     matrices = exact_corners(controller, delay, claim.low, claim.high)
-    half = len(matrices) // 2
-    return ExactGain(controller, delay, vocab, _short(P, matrices, half))
+    short = simplest(P, matrices[len(matrices) // 2 :])
+    return replace(claim, P=P if exact_decrease(short, matrices, strict=False) else short)
 
 
-def _short(P: Exact, matrices: list[Exact], half: int) -> Exact:
-    """P short enough to read, strict at the upper corners."""
-    short = simplest(P, matrices[half:])
-    return short if not exact_decrease(short, matrices, strict=False) else exact(P)
+def highest(vocab: int) -> float:
+    """A slope that none is above, whatever the rounding of the largest varentropy, nats."""
+    return float(Fraction(largest(vocab).bound) * (1 + ABOVE))

@@ -121,7 +121,7 @@ def exact_token(
         # Away from the bounds and about H* = u* = 0; a divisor of its own choice, whatever was measured.
         v = kp / share if kp and share else Fraction(1)
         gains: Any = (a, kp if share else Fraction(0), ki, -np.inf, np.inf, -np.inf, np.inf)
-        u, h, _, i = law(in_force, h, v, i, Fraction(0), g * in_force, v, *gains)
+        u, h, _, i = law(h, v, i, Fraction(0), g * in_force, v, *gains)
         columns.append([h, i, u, *chain[:-1]][:n])
     return np.array(columns, dtype=object).T
 
@@ -139,13 +139,13 @@ def exact_corners(
     return [exact_token(controller, delay, g, q) for g in (low, high) for q in dict.fromkeys(ends)]
 
 
-def simplest(P: Array, vertices: Sequence[Exact], strict: bool = True) -> Exact:
+def simplest(P: Array, vertices: Sequence[Exact], strict: bool = True) -> Array:
     """P with as few binary digits as still make a certificate of the vertices; P itself where none do."""
     largest = float(np.abs(P).max())
     for digits in range(2, 60):
         # All numbers are multiples of one power of two, so that they are short.
         unit = Fraction(2) ** int(np.floor(np.log2(2**digits / largest)))
-        short = np.array([[round(Fraction(v) * unit) / unit for v in row] for row in P])
+        short = np.array([[float(round(Fraction(v) * unit) / unit) for v in row] for row in P])
         if not exact_decrease(short, vertices, strict):
             return short
-    return exact(P)
+    return P

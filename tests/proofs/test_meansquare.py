@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded import HELD, RUN, TUNED
+from recorded import HELD, HELD_GAINS, RUN, TUNED
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import TraceError
@@ -20,21 +20,22 @@ from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.tokenlaw import Outputs, recorded_tokens, token_law
 
 VOCAB = 49_152
-PLAIN = PITemperature(kp=0.05, schedule="none")
+DEFAULT = PITemperature(**HELD_GAINS)
+PLAIN = PITemperature(kp=0.05, ki=0.02, schedule="none")
 
 
 @cache
 def recorded(delay: int = 1) -> MeanSquare:
-    return mean_square(PITemperature(), signals(HELD), delay)
+    return mean_square(DEFAULT, signals(HELD), delay)
 
 
 @cache
-def every(controller: PITemperature = PITemperature()) -> AnyLaw:  # noqa: B008
+def every(controller: PITemperature = DEFAULT) -> AnyLaw:
     return any_law(controller, VOCAB)
 
 
 @pytest.mark.parametrize("path", [HELD, RUN, TUNED], ids=lambda p: p.name)
-@pytest.mark.parametrize("controller", [PITemperature(), PLAIN], ids=["scheduled", "plain"])
+@pytest.mark.parametrize("controller", [DEFAULT, PLAIN], ids=["scheduled", "plain"])
 def test_the_mean_square_dies_out_over_all_recorded_tokens(path: Any, controller: Any) -> None:
     trace = signals(path)
     slope, q = recorded_tokens(controller, 1, trace)
@@ -66,9 +67,7 @@ def test_a_spread_that_is_not_the_predicted_one_violates_the_claim() -> None:
         one._replace(log_temperature=2 * (one.log_temperature - one.log_temperature.mean()))
         for one in trace
     ]
-    assert any(
-        "predicted spread" in fault for fault in mean_square(PITemperature(), restless).faults
-    )
+    assert any("predicted spread" in fault for fault in mean_square(DEFAULT, restless).faults)
 
 
 def test_too_much_gain_grows_and_is_told() -> None:
@@ -86,13 +85,13 @@ def test_the_order_of_tokens_is_looked_at() -> None:
         Signals(*(np.sort(one.varentropy) if k == 1 else one[k] for k in range(3))) for one in trace
     ]
     claim = recorded()
-    assert mean_square(PITemperature(), sorted_).ordered > claim.ordered + 0.01
+    assert mean_square(DEFAULT, sorted_).ordered > claim.ordered + 0.01
     assert "recorded order" in str(replace(claim, ordered=1.01).faults)
 
 
 def test_short_traces_are_refused() -> None:
     with pytest.raises(TraceError):
-        mean_square(PITemperature(), [Signals(*(one[:20] for one in signals(HELD)[0][:3]))])
+        mean_square(DEFAULT, [Signals(*(one[:20] for one in signals(HELD)[0][:3]))])
 
 
 def off(outputs: Outputs, name: str, factor: float) -> Outputs:
@@ -128,7 +127,7 @@ def test_every_forged_field_is_caught(field: str, change: Callable[[Any], Any]) 
 
 @pytest.mark.parametrize(
     "controller",
-    [PITemperature(), PLAIN, PITemperature(kp=0.0, ki=0.01), PITemperature(filter=1.0, kp=0.02)],
+    [DEFAULT, PLAIN, PITemperature(kp=0.0, ki=0.01), PITemperature(filter=1.0, kp=0.02, ki=0.02)],
 )
 def test_every_law_of_gains_is_borne(controller: PITemperature) -> None:
     claim = every(controller)
@@ -162,8 +161,8 @@ def test_gains_that_some_law_breaks_are_not_certified() -> None:
 
 def test_a_trace_calmer_than_the_premise_says_so() -> None:
     quiet = [Signals(np.ones(200), np.full(200, 0.1), np.zeros(200))]
-    assert "VIOLATED" in str(any_law(PITemperature(), VOCAB, trace=quiet))
-    assert any_law(PITemperature(), VOCAB, trace=signals(HELD)).holds
+    assert "VIOLATED" in str(any_law(DEFAULT, VOCAB, trace=quiet))
+    assert any_law(DEFAULT, VOCAB, trace=signals(HELD)).holds
 
 
 LAW_FORGED: list[tuple[str, Callable[[Any], Any]]] = [
@@ -179,6 +178,9 @@ LAW_FORGED: list[tuple[str, Callable[[Any], Any]]] = [
     ("decay", lambda c: 1.001 * c.decay),
     ("noise_gain", lambda c: 0.99 * c.noise_gain),
     ("noise_gain", lambda c: 1.01 * c.noise_gain),
+    ("vocab", lambda c: c.vocab + 1),
+    ("high", lambda c: 0.9 * c.high),
+    ("calmest", lambda _: 1.0),
     ("vocab", lambda _: 100),
     ("vocab", lambda _: 10**9),
     ("controller", lambda c: c.controller.replace(ki=0.01)),
@@ -215,11 +217,11 @@ class Forgetful(PITemperature):
 def test_controllers_that_do_not_do_what_is_claimed_are_falsified(wrong: PITemperature) -> None:
     assert replace(recorded(), controller=wrong).falsify(1_000) is not None
     assert replace(every(), controller=wrong).falsify(1_000) is not None
-    assert replace(exact_gain(PITemperature(), VOCAB), controller=wrong).falsify(1_000) is not None
+    assert replace(exact_gain(DEFAULT, VOCAB), controller=wrong).falsify(1_000) is not None
 
 
 def test_one_certificate_covers_a_range_of_gains_per_request() -> None:
-    claim = exact_gain(PITemperature(), VOCAB)
+    claim = exact_gain(DEFAULT, VOCAB)
     assert claim.covers((0.0, 0.1), (0.018, 0.022)) == []
     assert any("kp 50" in fault for fault in claim.covers((0.0, 50.0), (0.02, 0.02)))
     assert any("ki 0.2" in fault for fault in claim.covers((0.1, 0.1), (0.02, 0.2)))
@@ -229,6 +231,6 @@ def test_the_claims_are_cheap() -> None:
     import time
 
     started = time.process_time()
-    for claim in (exact_gain(PITemperature(), VOCAB), any_law(PITemperature(), VOCAB)):
+    for claim in (exact_gain(DEFAULT, VOCAB), any_law(DEFAULT, VOCAB)):
         assert claim.holds
     assert time.process_time() - started < 1.0
