@@ -102,6 +102,8 @@ class AnyLaw(Claim):
             return [f"{self.high:g} nats is not the largest slope of {self.vocab} tokens"]
         if not 0 < self.mean <= self.high:
             return [f"a mean slope of {self.mean:g} nats is not one of this vocabulary"]
+        if not 0 < self.decay < 1:
+            return [f"the mean square need not fall: {self.decay:.6g} a token"]
         faults = []
         for rate, holds in ((self.decay * (1 + 1e-6), True), (self.decay * (1 - 1e-6), False)):
             wrong = exact_mean_decrease(self.P, _laws(self.controller, self.high, self.mean, rate))
@@ -109,8 +111,6 @@ class AnyLaw(Claim):
                 faults += wrong
             elif not holds and not wrong:
                 faults.append(f"the mean square falls faster than by {self.decay:.8g} a token")
-        if not self.decay < 1:
-            return [f"the mean square need not fall: {self.decay:.6g} a token"]
         series = _noise_series(self.controller, self.P, self.decay)
         if not abs(series - self.noise_gain) <= 1e-4 * series:
             faults.append(f"the noise gain is {series:.6g} per nat, not {self.noise_gain:.6g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
@@ -10,6 +11,7 @@ import numpy as np
 
 from entropic_control.controllers import PITemperature
 from entropic_control.controllers.base import Array
+from entropic_control.errors import ConfigError
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.rational import exact, exact_corners, exact_decrease, simplest
 from entropic_control.proofs.scheduled import LEAST_GAIN, ScheduledGain, certified
@@ -110,16 +112,32 @@ class ExactGain(Claim):
 
         Raises
         ------
-        ValueError
+        ConfigError
             If there is no certificate.
         """
         if self.P is None:
-            raise ValueError("there is no certificate to export")
+            raise ConfigError(f"nothing to export: {self.check()[0]}; lower kp and ki")
         c = self.controller
         least, most = c.divisor_bounds
         kp = Fraction(c.kp)
         shares = kp / Fraction(most) if np.isfinite(most) else Fraction(0), kp / Fraction(least)
         return decrease_query(c, self.delay, exact(self.P), self.low, self.high, shares)
+
+
+def smt_of(claims: Iterable[Claim]) -> str:
+    """The SMT-LIB text of the claim among `claims` that has one, for an outside checker.
+
+    Raises
+    ------
+    ConfigError
+        If none has: it takes a 'pi' temperature with gains that can be certified.
+    """
+    for claim in claims:
+        if isinstance(claim, ExactGain):
+            return claim.smt()
+    raise ConfigError(
+        "no claim has a certificate for an outside checker: choose a temperature of kind 'pi'"
+    )
 
 
 def exact_gain(controller: PITemperature, vocab: int, delay: int = 1) -> ExactGain:

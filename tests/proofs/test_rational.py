@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entropic_control.controllers import PITemperature
-from entropic_control.proofs.exactgain import ExactGain, exact_gain
+from entropic_control.errors import ConfigError
+from entropic_control.proofs.exactgain import ExactGain, exact_gain, smt_of
 from entropic_control.proofs.rational import (
     exact,
     exact_corners,
@@ -20,6 +21,7 @@ from entropic_control.proofs.rational import (
     positive,
 )
 from entropic_control.proofs.scheduled import token_matrix
+from entropic_control.proofs.varentropy import largest
 
 VOCAB = 49_152
 CONTROLLERS = [
@@ -134,6 +136,18 @@ def answer(text: str) -> str:
     solver.set("timeout", 60_000)
     solver.from_string(text)
     return str(solver.check())
+
+
+def test_the_text_for_an_outside_solver_is_found_among_claims_or_refused_in_words() -> None:
+    claim = exact_gain(PITemperature(), VOCAB)
+    text = smt_of([largest(VOCAB), claim])
+    assert text == claim.smt()
+    assert text.count("(check-sat)") == 1
+    assert text.count("(") == text.count(")")
+    with pytest.raises(ConfigError, match="kind 'pi'"):
+        smt_of([largest(VOCAB)])
+    with pytest.raises(ConfigError, match="lower kp and ki"):
+        smt_of([exact_gain(PITemperature(ki=0.5), VOCAB)])
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
