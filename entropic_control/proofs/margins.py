@@ -234,14 +234,21 @@ def _phase_and_delay(loop: Loop) -> tuple[float, float]:
     crossover = crossovers(loop.num, loop.den)
     if crossover is None:  # |L| = 1 everywhere
         crossover = frequencies(loop)
-    if not crossover.size:
-        return np.inf, np.inf
     # The lag that would turn L onto -1; a lead that would do so is a phase margin too.
     lag = np.angle(-loop.at(crossover)) % (2 * np.pi)
     phase = np.minimum(lag, 2 * np.pi - lag)
     moving = crossover > 0  # no delay turns L(1)
     tokens = (lag[moving] / crossover[moving]).min(initial=np.inf)
-    return float(np.degrees(phase.min())), float(tokens)
+    return float(np.degrees(phase.min(initial=np.inf))), min(float(tokens), _whole_tokens(loop))
+
+
+def _whole_tokens(loop: Loop) -> float:
+    """Less than one where |L(-1)| > 1: a token more turns L(-1) from one side of -1 to the other.
+
+    The characteristic polynomial's sign at z = -1, which stability fixes, changes with it.
+    """
+    num, den = (abs(float(np.polyval(p, -1.0))) for p in (loop.num, loop.den))
+    return float(np.nextafter(1.0, 0.0)) if num > den else np.inf
 
 
 def _disk_and_peak(loop: Loop) -> tuple[float, float]:

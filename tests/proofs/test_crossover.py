@@ -90,6 +90,11 @@ def test_turning_the_loop_by_its_phase_margin_puts_a_pole_on_the_unit_circle(loo
     if np.isfinite(found.delay_margin):
         for extra in range(1, min(int(found.delay_margin), 12) + 1):
             assert loop._replace(delay=loop.delay + extra).radius() < 1 + 1e-9
+    if np.isfinite(found.gain_margin) and 1.001 < found.gain_margin < 1e6:
+        for share in (0.2, 0.9, 1 - 1e-4):
+            assert loop.radius(1 + share * (found.gain_margin - 1)) < 1 + 1e-9
+        near = np.abs(np.abs(loop.poles(found.gain_margin)) - 1).min()
+        assert near < 1e-6, "a pole is on the circle at the gain margin"
     # |1 + L| is nowhere less than the peak says, resonances included.
     nearest = np.abs(1 + loop.at(np.append(frequencies(loop), np.pi))).min()
     assert 1 / found.sensitivity_peak <= nearest * (1 + 1e-9)
@@ -132,6 +137,12 @@ def test_a_crossing_at_z_minus_one_counts(delay: int) -> None:
     else:  # L(-1) = 1: one more token turns it onto -1
         assert margin.phase_margin == pytest.approx(180.0)
         assert margin.delay_margin == pytest.approx(1.0)
+
+
+def test_a_loop_that_is_large_at_z_minus_one_bears_no_whole_token() -> None:
+    loop = Loop(np.array([0.0, 0.1, 0.0]), np.array([1.0, 1.8, 0.81]), 1)
+    assert loop.radius() < 1 < loop._replace(delay=2).radius()
+    assert int(loop_margins(loop).delay_margin) == 0
 
 
 def test_an_all_pass_crosses_everywhere_and_a_quiet_loop_nowhere() -> None:
