@@ -16,11 +16,12 @@ from entropic_control.backends.base import Backend, Chunk, Prompt, step_shape
 from entropic_control.backends.cost import Shape
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.priority import Candidates, FirstCome, Limits
+from entropic_control.controllers.priority import Candidates, FirstCome, Forced, Limits
 from entropic_control.errors import (
     CapabilityError,
     DecodeError,
     EngineBusy,
+    EngineClosed,
     LogitsError,
     NoRoom,
     RequestError,
@@ -35,6 +36,7 @@ from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.speculator import Row, Speculator
 from entropic_control.trace import Trace
+from entropic_control.weakly import weakly
 
 
 class Engine:
@@ -62,11 +64,13 @@ class Engine:
         self.config = config
         self.dry_run = dry_run
         self.backend = backend if backend is not None else config.backend.open()
+        if config.backend.cost_model == "fixed":
+            self.backend.cost = self.backend.cost.assumed
         self.trace = Trace()
         self.done: list[Work] = []
         self._live: list[Work] = []
         self._coming: list[Work] = []
-        self._seats = Seats(self.backend, self._preempted)
+        self._seats = Seats(self.backend, weakly(self._preempted))
         self._loops = Loops(config, self.backend, dry_run=dry_run)
         self._intake = Intake(config, self.backend, self._loops)
         self._step_number = 0
@@ -162,6 +166,7 @@ class Engine:
 
     def stream(self, requests: Iterable[Request | Prompt] = ()) -> Iterator[Event]:
         """Submit requests and yield events until everything submitted is done."""
+        self._turn.require_open()
         yield from self.submit_all(requests)
         while not self.idle:
             yield from self.step()
@@ -275,8 +280,14 @@ class Engine:
 
     def _schedule(self, events: list[Event]) -> Seating:
         """The sequences of this step with the tokens each gets; all of them hold slots, and fit."""
-        shares, reason = self._plan(self._live)
-        seating = self._seats.take(shares, partial(self._in_order, self._live), reason)
+        live = self._live
+        shares, reason, forced = self._plan(live)
+        seating = self._seated(live, shares, reason, forced)
+        if seating.refused:
+            # Nobody overtakes one that waited too long, where there is no seat for it yet.
+            passing = self._order.overtaking and forced != "patience"
+            live = [w for w in live if w.slot is not None or (passing and self._seats.can_run(w))]
+            seating = self._seated(live, *self._plan(live))
         if seating.starved is not None:
             work = seating.starved
             error = NoRoom(
@@ -284,6 +295,19 @@ class Engine:
             )
             self._fail(work, error, events)
         return seating
+
+    def _seated(
+        self, live: Sequence[Work], shares: list[Share], reason: str, forced: Forced
+    ) -> Seating:
+        order, pays = partial(self._in_order, live), partial(self._pays, live)
+        return self._seats.take(
+            shares,
+            order,
+            reason,
+            forced=forced,
+            pays=pays,
+            overtaking=self._order.overtaking,
+        )
 
     def _side_by_side(self, shares: list[Share]) -> list[Share]:
         """The shares in the order of their slots, the rows that decode brought together."""
@@ -293,22 +317,31 @@ class Engine:
         # any other order in several.
         return sorted(shares, key=lambda share: share[0].slot or 0)
 
-    def _plan(self, live: Sequence[Work]) -> tuple[list[Share], str]:
+    def _plan(self, live: Sequence[Work]) -> tuple[list[Share], str, Forced]:
         most = self.backend.capabilities.step_tokens
         if len(live) == 1:
-            return [(live[0], min(max(live[0].prompt_left, 1), most))], "nothing else to do"
+            return [(live[0], min(max(live[0].prompt_left, 1), most))], "nothing else to do", ""
         limits = Limits(self._seats.free, most)
         plan = self._order.plan(
             self._loops.flows(live), self._candidates(live), self.backend.cost, limits
         )
         pairs = zip(plan.rows.tolist(), plan.tokens.tolist(), strict=True)
-        return [(live[row], tokens) for row, tokens in pairs], plan.reason
+        return [(live[row], tokens) for row, tokens in pairs], plan.reason, plan.forced
 
     def _in_order(self, live: Sequence[Work]) -> list[Work]:
         order = self._order.order(
             self._loops.flows(live), self._candidates(live), self.backend.cost
         )
         return [live[row] for row in order]
+
+    def _pays(self, live: Sequence[Work], coming: Work, going: Work) -> bool:
+        return self._order.pays(
+            self._loops.flows(live),
+            self._candidates(live),
+            self.backend.cost,
+            live.index(coming),
+            live.index(going),
+        )
 
     def _preempted(self, work: Work, reason: str) -> None:
         self._note("preempted", work, reason=reason, cells_kept=work.ledger.cells)
@@ -319,7 +352,7 @@ class Engine:
         """Run the step. If the engine fails, each sequence is tried alone, so that one fails alone."""
         chunks = [self._chunk(work, tokens) for work, tokens in chosen]
         try:
-            forward = self.backend.forward(chunks)
+            forward = self._loops.forward(self.backend, chunks)
         except DecodeError as error:
             if self._speculator is not None and self._speculator.withdraw(w for w, _ in chosen):
                 self._note(
@@ -506,6 +539,16 @@ class Engine:
         )
         self.trace.steps.append(1, _step_columns, record)
 
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._step_number
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        """Count on from where an earlier part of the run stopped."""
+        self._step_number = number
+
     # -- saving -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
@@ -514,8 +557,18 @@ class Engine:
             persistence.save(self, Path(path))
 
     def close(self) -> None:
-        """Free the backend."""
-        self.backend.close()
+        """Free the backend; what was done stays readable, and anything else is `EngineClosed`.
+
+        Raises
+        ------
+        EngineBusy
+            If another thread is in the engine.
+        """
+        if self._turn.closed:
+            return
+        with self._turn:
+            self.backend.close()
+            self._turn.closed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -529,8 +582,14 @@ class _Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.closed = False
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise EngineClosed("the engine was closed: load another one")
 
     def __enter__(self) -> None:
+        self.require_open()
         if not self._lock.acquire(blocking=False):
             raise EngineBusy(
                 "the engine is in use by another thread: give each thread its own engine, or one "

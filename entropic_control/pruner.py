@@ -60,16 +60,18 @@ def _compact_if_it_pays(work: Work, backend: Backend) -> bool:
     """Holes cost attention time until they are closed; closing them costs a swap.
 
     While a prompt is being read its next chunk fills the holes, so that closing them gains nothing.
+    Where its cells lie changes how a sequence's attention is rounded, and so, now and then, a token.
+    That must not hang on how fast the machine was: the costs are the assumed ones, not the measured.
     """
     assert work.slot is not None
     if work.prompt_left:
         return False
-    cost, cells = backend.cost, work.ledger.cells
+    cost, cells = backend.cost.assumed, work.ledger.cells
     one, extent = np.ones(1), np.array([backend.extent(work.slot)])
     saved = float((cost.decode(one, extent) - cost.decode(one, np.array([cells])))[0])
     if saved * work.decode_left <= 2 * cost.swap(cells):
         return False
     began = backend.now()
     backend.compact(work.slot)
-    cost.observe_swap(cells, backend.now() - began)
+    backend.cost.observe_swap(cells, backend.now() - began)
     return True

@@ -6,12 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from entropic_control.backends.base import Backend
+from entropic_control.controllers.priority import Forced
 from entropic_control.controllers.pruning import BLOCK
 from entropic_control.neighbours import gather
 from entropic_control.sequence import Sequence as Work
 
 Share = tuple[Work, int]
 """A sequence and the tokens a step gives it."""
+
+
+Order = Callable[[], list[Work]]
+"""Gives all live sequences from first to last."""
+
+Pays = Callable[[Work, Work], bool]
+"""Whether it pays to serve the first sequence in the place of the second, the swap counted."""
+
+AHEAD, AGAIN = BLOCK, 4 * BLOCK
+"""Tokens that everybody seated can still grow by when one takes a seat, and when one comes back to one:
+what swaps cost is spread over that many tokens at least."""
 
 
 class Seating(NamedTuple):
@@ -22,6 +34,12 @@ class Seating(NamedTuple):
     """Why the plan was made."""
     starved: Work | None = None
     """The plan's first, if it can never run, or if nothing can."""
+    refused: bool = False
+    """Nothing of the plan has a seat, and nobody gives way for it: plan without those that wait."""
+
+
+def _never(coming: Work, going: Work) -> bool:  # noqa: ARG001
+    return False
 
 
 class Seats:
@@ -39,18 +57,33 @@ class Seats:
         self._backend = backend
         self._preempted = preempted
         self._free = list(range(backend.capabilities.slots))
+        self._seated: list[Work] = []
 
     @property
     def free(self) -> int:
         """Number of free slots."""
         return len(self._free)
 
-    def take(self, plan: Sequence[Share], order: Callable[[], list[Work]], reason: str) -> Seating:
+    def take(
+        self,
+        plan: Sequence[Share],
+        order: Order,
+        reason: str,
+        *,
+        forced: Forced = "",
+        pays: Pays = _never,
+        overtaking: bool = True,
+    ) -> Seating:
         """Seat a plan.
 
-        The first of the plan goes ahead: where cells or slots are short, others are preempted for it
-        from the end of the order, so that something finishes whatever the rest needs. The rest of the
-        plan gets what is left. Where the backend cannot swap, the first waits for cells instead.
+        Who holds a seat keeps it. One that waits takes a seat where there is one, with cells for what
+        it holds, for its prompt and for everybody's next tokens. Otherwise it waits until somebody
+        leaves, unless it is the plan's first and may claim a seat: because it waited too long; or, once
+        in its life, because of its deadline, or because a swap for it pays and it never gave way itself.
+        So two requests cannot take turns in pushing each other out.
+
+        Where the seated outgrow the cells, the last of the order gives way, so that something finishes
+        whatever the rest needs. Where the backend cannot swap, the first waits for cells instead.
 
         Parameters
         ----------
@@ -60,18 +93,26 @@ class Seats:
             Gives all live sequences from first to last; asked only when something is short.
         reason : str
             Why the plan was made; goes into the explanation of a preemption.
+        forced : {"", "deadline", "patience"}
+            What the first of the plan goes ahead for, if for anything.
+        pays : function
+            Whether a swap of two sequences pays.
+        overtaking : bool
+            Whether one that there is room for may take a seat before one that waits for more room.
         """
-        shares, needs, seats = list(plan), 0, 0
-        for work, tokens in plan:
-            needs += self._missing(work, tokens)
-            seats += work.slot is None
-        if needs > self._backend.room() or seats > self.free:
-            first, wanted = plan[0]
+        shares = list(plan)
+        if any(work.slot is None for work, _ in plan):
+            shares = self._admitted(plan, order, reason, forced, pays, overtaking)
+            if not shares:
+                return Seating([], reason, refused=True)
+        first, wanted = shares[0]
+        needs = sum(self._missing(work, tokens) for work, tokens in shares)
+        if needs > self._backend.room():
             gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
             fits = self._fits(first, 1)
             if not fits and self._backend.capabilities.can_swap:
                 return Seating([], reason, starved=first)
-            shares = self._what_fits([share for share in plan if share[0] not in gone])
+            shares = self._what_fits([share for share in shares if share[0] not in gone])
             if not shares and not fits:
                 # Nobody can give way: whoever holds a slot goes on, until cells come free.
                 shares = self._what_fits([(work, 1) for work in order() if work.slot is not None])
@@ -81,6 +122,72 @@ class Seats:
             if work.slot is None:
                 self._seat(work)
         return Seating(shares, reason)
+
+    def can_run(self, work: Work) -> bool:
+        """Whether a sequence holds a slot, or can have one without another giving way."""
+        return work.slot is not None or self._enters(work, self._seated, self._backend.room())
+
+    def _admitted(
+        self,
+        plan: Sequence[Share],
+        order: Order,
+        reason: str,
+        forced: Forced,
+        pays: Pays,
+        overtaking: bool,
+    ) -> list[Share]:
+        """The shares of the seated, and of those that take a seat now; may make others give way."""
+        first, wanted = plan[0]
+        gone: list[Work] = []
+        claims = False
+        if not self.can_run(first) and self._backend.capabilities.can_swap:
+            if forced == "patience":
+                claims = True
+                gone = self._clear_for(first, min(wanted, BLOCK), order(), reason)
+            elif self._claims(first, order(), forced, pays):
+                first.claimed = claims = True
+                gone = self._clear_for(first, _growth(first, AHEAD), order(), reason)
+        shares: list[Share] = []
+        seated, room, passing = list(self._seated), self._backend.room(), True
+        for work, tokens in plan:
+            if work.slot is None:
+                ahead = claims and work is first
+                if work in gone or not (ahead or (passing and self._enters(work, seated, room))):
+                    passing = passing and (overtaking or work in gone)
+                    continue
+                seated.append(work)
+                room -= work.ledger.cells
+            shares.append((work, tokens))
+        return shares
+
+    def _claims(self, first: Work, order: list[Work], forced: Forced, pays: Pays) -> bool:
+        """Whether the first of a plan may make others give way, by its deadline or its worth."""
+        if first.claimed:
+            return False
+        if forced == "deadline":
+            return True
+        if first.preemptions:
+            return False
+        seated, room = list(self._seated), self._backend.room()
+        for work in reversed(order):
+            if self._enters(first, seated, room):
+                return True
+            if work.slot is not None:
+                if not pays(first, work):
+                    return False
+                seated.remove(work)
+                room += work.ledger.cells
+        return self._enters(first, seated, room)
+
+    def _enters(self, work: Work, seated: list[Work], room: int) -> bool:
+        """Whether a slot and cells are free for a sequence, and for everybody to grow a while."""
+        if not seated:
+            return True
+        if len(seated) >= self._backend.capabilities.slots:
+            return False
+        ahead = AHEAD if work.swapped is None else AGAIN
+        growth = sum(_growth(other, ahead) for other in (work, *seated))
+        return work.ledger.cells + growth <= room
 
     def gather(self, shares: Sequence[Share]) -> list[Work]:
         """Bring the decoding rows of a step into neighbouring slots if that pays; those that moved."""
@@ -100,6 +207,7 @@ class Seats:
         if work.slot is not None:
             self._backend.release(work.slot)
             self._free = sorted([*self._free, work.slot])
+            self._seated.remove(work)
             work.slot = None
 
     def _clear_for(self, first: Work, tokens: int, order: list[Work], reason: str) -> list[Work]:
@@ -108,7 +216,9 @@ class Seats:
         while others and self._backend.capabilities.can_swap and not self._fits(first, tokens):
             work = others.pop()
             assert work.slot is not None
+            began = self._backend.now()
             work.swapped = self._backend.save(work.slot) if work.ledger.length else None
+            work.swap_seconds = self._backend.now() - began
             self.leave(work)
             work.preemptions += 1
             self._preempted(work, f"made room for {first.id}: {reason}")
@@ -129,9 +239,13 @@ class Seats:
 
     def _seat(self, work: Work) -> None:
         work.slot = self._free.pop(0)
+        self._seated.append(work)
         if work.swapped is not None:
+            began = self._backend.now()
             self._backend.restore(work.slot, work.swapped)
             work.swapped = None
+            seconds = work.swap_seconds + self._backend.now() - began
+            self._backend.cost.observe_swap(work.ledger.cells, seconds)
 
     def _missing(self, work: Work, tokens: int) -> int:
         """KV cells it takes to run `tokens` tokens of a sequence."""
@@ -140,3 +254,8 @@ class Seats:
     def _fits(self, work: Work, tokens: int) -> bool:
         seated = work.slot is not None or self.free > 0
         return seated and self._missing(work, tokens) <= self._backend.room()
+
+
+def _growth(work: Work, ahead: int) -> int:
+    """Cells that a sequence takes in its prompt and its next `ahead` tokens."""
+    return work.prompt_left + min(work.decode_left, ahead)

@@ -74,6 +74,10 @@ class Sequence:
         self.slot: int | None = None
         self.swapped: bytes | None = None
         """KV taken out of the engine while the request is preempted."""
+        self.swap_seconds = 0.0
+        """What taking it out took."""
+        self.claimed = False
+        """Whether it made another give way by its deadline or its worth: once is enough."""
         self.survey: Survey | None = None
         """What pruning assumes of the prompt's surprisals, and wants to know; None where no surprisal
         matters to it."""

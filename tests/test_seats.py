@@ -187,6 +187,7 @@ def work_of(number: int, prompt: int, backend: Any) -> Sequence:
     slots=st.integers(1, 3),
     cells=st.integers(16, 120),
     swap=st.booleans(),
+    forced=st.booleans(),
     plans=st.lists(
         st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=6),
         min_size=1,
@@ -194,7 +195,12 @@ def work_of(number: int, prompt: int, backend: Any) -> Sequence:
     ),
 )
 def test_whatever_is_planned_what_is_seated_fits(
-    prompts: list[int], slots: int, cells: int, swap: bool, plans: list[list[tuple[int, int]]]
+    prompts: list[int],
+    slots: int,
+    cells: int,
+    swap: bool,
+    forced: bool,
+    plans: list[list[tuple[int, int]]],
 ) -> None:
     backend: Any = SimulatedConfig(slots=slots, cells=cells, context=256, can_swap=swap).open()
     preempted: list[str] = []
@@ -211,17 +217,25 @@ def test_whatever_is_planned_what_is_seated_fits(
             continue
         held = {work.id: work.ledger.cells for work in works}
         live = [work for work in works if work.prompt_left]
-        seating = seats.take(plan, partial(list, live), "test")
+        before = {work.id for work in works if work.slot is not None}
+        seating = seats.take(plan, partial(list, live), "test", forced="patience" if forced else "")
         assert {work.id: work.ledger.cells for work in works} == held
         assert seats.free == slots - sum(work.slot is not None for work in works)
         taken = [work.slot for work in works if work.slot is not None]
         assert len(set(taken)) == len(taken) <= slots
+        after = {work.id for work in works if work.slot is not None}
         if seating.starved is not None:
             assert not seating.shares
-            assert seating.starved is plan[0][0]
+            assert seating.starved in [work for work, _ in plan]
+        elif seating.refused:  # nobody waits for a free room
+            assert not seating.shares
+            assert before
+            assert after == before
+            assert plan[0][0].id not in before
+            assert not (swap and forced)
         else:
             assert seating.shares
-            if swap:
+            if swap and forced:
                 assert seating.shares[0][0] is plan[0][0]
         assert sum(tokens for _, tokens in seating.shares) <= backend.room()
         planned = {work.id: tokens for work, tokens in plan}
@@ -232,6 +246,8 @@ def test_whatever_is_planned_what_is_seated_fits(
             backend.forward([_chunk(work, start, tokens)])
             work.ledger.extend(tokens)
             assert backend.held(work.slot).tolist() == list(range(start + tokens))
+            if not work.prompt_left:
+                seats.leave(work)
     assert swap or not preempted
 
 

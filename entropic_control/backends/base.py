@@ -127,6 +127,10 @@ class Backend(Protocol):
     capabilities: Capabilities
     cost: CostModel
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells models apart: saved KV fits only where this is the same."""
+
     def encode(self, prompt: Prompt) -> Array:
         """Token ids of a prompt, int32."""
 
@@ -235,17 +239,31 @@ class Drawn(NamedTuple):
 class Drawing(Protocol):
     """What a backend that `can_draw` offers besides."""
 
-    resident: bool
-    """Set by the engine: `forward` leaves the logits where they are, for `draw`."""
+    def forward(self, chunks: Sequence[Chunk], *, resident: bool = False) -> Forward:
+        """Run one step; `resident` leaves the logits where they are, for `draw`."""
 
     def draw(self, logits: Sequence[Any], draw: Draw) -> Drawn:
         """Measure, control and sample the rows of the last `forward`."""
 
 
 class BackendConfig(Kinded):
-    """Base of the backend configurations: which engine, which model, what size."""
+    """Base of the backend configurations: which engine, which model, what size.
+
+    Parameters
+    ----------
+    cost_model : {"measured", "fixed"}
+        Where the predicted seconds of a step come from: learnt from the engine's own steps, or the
+        built-in prior for good. What runs together in a step, in which chunks a prompt is read, how far
+        ahead is guessed and who sits where follow from them, and how a step is put together changes how
+        its numbers are rounded (on llama.cpp by some 1e-3 of a logit), so that now and then another token
+        is drawn. With one sequence at a time and no speculation tokens depend on the configuration, the
+        prompt, the seed and the model alone. With several, or with speculation, "fixed" makes them so,
+        on one machine and number of threads, for requests without `deadline` and `arrive`, which are in
+        seconds; the schedule then is that of the prior's machine.
+    """
 
     family: ClassVar[str] = "backend"
+    cost_model: Literal["measured", "fixed"] = "measured"
 
     @abstractmethod
     def open(self) -> Backend:

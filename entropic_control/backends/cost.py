@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,6 +81,8 @@ class CostModel:
         Where to start, seconds.
     memory : int
         Steps after which an observation has faded to 1/e.
+    fixed : bool
+        Stay at the prior, whatever is observed.
     """
 
     _SWAP_CELL = 1.5e-5
@@ -89,8 +92,9 @@ class CostModel:
     _OUTLIER = 4.0
     _LEAST = 0.05
 
-    def __init__(self, prior: Weights, memory: int = 500) -> None:
+    def __init__(self, prior: Weights, memory: int = 500, fixed: bool = False) -> None:
         self.prior = np.array(prior, float)
+        self.fixed = fixed
         self.weights = self.prior.copy()
         """Replaced at a fit, and never written to."""
         self.observed = 0
@@ -99,6 +103,11 @@ class CostModel:
         self._moment = np.zeros(len(prior))
         self._unlearnt: list[tuple[Shape, float]] = []
         self._swap_cell = self._SWAP_CELL
+
+    @cached_property
+    def assumed(self) -> CostModel:
+        """The same costs before anything was measured, for ever: for what must not depend on a clock."""
+        return self if self.fixed else CostModel(Weights(*self.prior.tolist()), fixed=True)
 
     def predict(self, shape: Shape) -> float:
         """Seconds of a step."""
@@ -120,8 +129,8 @@ class CostModel:
         return self._swap_cell * cells
 
     def observe_swap(self, cells: int, seconds: float) -> None:
-        """Learn from a swap of `cells` cells."""
-        if cells > 0:
+        """Learn from a swap of `cells` cells; a clock that stood still measured nothing."""
+        if cells > 0 and seconds > 0 and not self.fixed:
             self._swap_cell += 0.3 * (seconds / cells - self._swap_cell)
 
     def observe(self, shape: Shape, seconds: float) -> None:
@@ -131,7 +140,7 @@ class CostModel:
         engine: it counts as four times the prediction at most. One that took next to no time was no
         step, and would outweigh all others in a fit of relative errors.
         """
-        if seconds <= 0 or not math.isfinite(seconds):
+        if self.fixed or seconds <= 0 or not math.isfinite(seconds):
             return
         self._unlearnt.append((shape, seconds))
         self.observed += 1

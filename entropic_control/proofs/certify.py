@@ -20,7 +20,7 @@ from entropic_control.controllers import (
 )
 from entropic_control.controllers.base import Controller
 from entropic_control.errors import ConfigError
-from entropic_control.proofs.attention import dropped_mass
+from entropic_control.proofs.attention import dropped_mass, measures_mass
 from entropic_control.proofs.bounded import bounded
 from entropic_control.proofs.claim import Certificate, Claim
 from entropic_control.proofs.convergence import convergence
@@ -35,7 +35,7 @@ from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.throughput import work_conservation
 from entropic_control.proofs.topk import top_k_bounds
 from entropic_control.proofs.varentropy import VarentropyGain, largest
-from entropic_control.proofs.waiting import bounded_waiting
+from entropic_control.proofs.waiting import Seating, bounded_waiting
 
 VOCAB = 49_152
 """Tokens assumed where the configuration does not say: SmolLM2's."""
@@ -92,11 +92,17 @@ def certify(
             case TemperatureController():
                 claims += _temperature(part, delay, tokens, asked, gm, pm, seen, notes)
             case EntropicPriority():
-                claims += [bounded_waiting(part), work_conservation(part), index_order(part)]
+                waiting = bounded_waiting(part, seating=Seating.of(subject))
+                claims += [waiting, work_conservation(part), index_order(part)]
             case Pruning():
-                claims += [retention(part)] + (
-                    [dropped_mass(tokens=tokens)] if part.kind != "none" else []
-                )
+                claims.append(retention(part))
+                if measures_mass(part):
+                    claims.append(dropped_mass(part, tokens))
+                elif part.kind != "none":
+                    notes.append(
+                        f"pruning '{part.kind}' does not rank by attention alone: nothing bounds the "
+                        "attention mass that it drops"
+                    )
             case TopKEntropy():
                 claims.append(top_k_bounds(part, tokens))
             case Priority() | Estimator():

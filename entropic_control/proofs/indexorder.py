@@ -29,6 +29,9 @@ class _OneByOne:
     def prefill(self, tokens: Array, cells: Array) -> Array:  # noqa: ARG002
         return np.zeros(np.shape(tokens))
 
+    def swap(self, cells: int) -> float:  # noqa: ARG002
+        return 0.0
+
 
 @dataclass(frozen=True)
 class IndexOrder(Claim):

@@ -30,6 +30,9 @@ class PaddedCost(NamedTuple):
     def prefill(self, tokens: Array, cells: Array) -> Array:
         return np.asarray(tokens * (self.token + self.cell * (cells + tokens / 2)))
 
+    def swap(self, cells: int) -> float:
+        return 10 * self.cell * cells
+
 
 class Queue:
     """Live requests by column, in order of arrival.
@@ -41,12 +44,21 @@ class Queue:
     cost : PaddedCost
     slots, step_tokens : int
         As the engine's limits.
+    can_swap : bool
+        Whether one that waited too long takes the slot of the last in the order; if not, it waits for
+        a free one, and nobody overtakes it.
     """
 
     def __init__(
-        self, priority: Priority, cost: PaddedCost, slots: int = 1 << 20, step_tokens: int = 64
+        self,
+        priority: Priority,
+        cost: PaddedCost,
+        slots: int = 1 << 20,
+        step_tokens: int = 64,
+        can_swap: bool = True,
     ) -> None:
         self.priority, self.cost, self.slots, self.step_tokens = priority, cost, slots, step_tokens
+        self.can_swap = can_swap
         self.arrival = self.waited = self.prompt = self.decode = self.cells = np.zeros(0, np.int64)
         self.seated = np.zeros(0, bool)
         self.flow = self.slack = np.zeros(0)
@@ -81,18 +93,42 @@ class Queue:
             setattr(self, name, np.append(getattr(self, name), value))
         self.count += 1
 
-    def candidates(self) -> Candidates:
-        """What the policy sees."""
+    def candidates(self, rows: Array | slice = slice(None)) -> Candidates:
+        """What the policy sees, of all requests or some."""
         columns = (self.arrival, self.waited, self.prompt, self.decode, self.cells, self.slack)
-        return Candidates(*columns, self.seated)
+        return Candidates(*(column[rows] for column in (*columns, self.seated)))
 
     def plan(self) -> Plan:
-        """The policy's next step."""
-        state: Any = self.priority.init(len(self))
-        if isinstance(state, FlowState):
-            state = FlowState(np.ones(len(self)), self.flow)
+        """The policy's next step, as far as there are slots for it."""
+        plan = self._planned(np.arange(len(self)))
+        coming = ~self.seated[plan.rows]
+        free = self.slots - int(self.seated.sum())
+        if free < 1 and coming.any() and not self.can_swap:
+            return self._planned(np.flatnonzero(self.seated))
+        kept = ~coming | (np.cumsum(coming) <= max(free, 1))
+        return plan._replace(rows=plan.rows[kept], tokens=plan.tokens[kept])
+
+    def _planned(self, rows: Array) -> Plan:
+        """A plan for some of the requests; its rows are those of all."""
         limits = Limits(self.slots - int(self.seated.sum()), self.step_tokens)
-        return self.priority.plan(state, self.candidates(), self.cost, limits)
+        plan = self.priority.plan(self._state(rows), self.candidates(rows), self.cost, limits)
+        return plan._replace(rows=rows[plan.rows])
+
+    def _state(self, rows: Array) -> Any:
+        state: Any = self.priority.init(len(rows))
+        if isinstance(state, FlowState):
+            return FlowState(np.ones(len(rows)), self.flow[rows])
+        return state
+
+    def _seat(self, rows: Array) -> None:
+        """Seat the rows of a plan; where slots are short, the last of the order gives way."""
+        self.seated[rows] = True
+        everyone = np.arange(len(self))
+        over = int(self.seated.sum()) - self.slots
+        if over > 0:
+            order = self.priority.order(self._state(everyone), self.candidates(), self.cost)
+            others = [row for row in order if self.seated[row] and row not in rows]
+            self.seated[others[-over:]] = False
 
     def seconds(self, plan: Plan) -> float:
         """What the step costs."""
@@ -112,7 +148,7 @@ class Queue:
         self.slack = self.slack - seconds
         self.waited = self.waited + 1
         self.waited[rows] = 0
-        self.seated[rows] = True
+        self._seat(rows)
         self.cells = self.cells.copy()
         self.cells[rows] += tokens
         self.prompt = self.prompt.copy()

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from entropic_control.controllers import (
+    AttentionPruning,
     EntropicPriority,
     EntropicPruning,
+    EntropicSelection,
     FixedTemperature,
     NoPruning,
     PITemperature,
@@ -28,7 +30,7 @@ from entropic_control.proofs.scheduled import scheduled_gain
 from entropic_control.proofs.throughput import work_conservation
 from entropic_control.proofs.topk import top_k_bounds
 from entropic_control.proofs.varentropy import largest
-from entropic_control.proofs.waiting import bounded_waiting
+from entropic_control.proofs.waiting import Seating, bounded_waiting
 
 PLAIN = PITemperature(schedule="none", kp=0.05, ki=0.01)
 VOCAB = 49_152
@@ -51,12 +53,24 @@ _MAKERS: dict[str, Callable[[], Claim]] = {
     "mean entropy, no schedule": partial(convergence, PLAIN, VOCAB),
     "coupled loops": partial(coupled, PITemperature()),
     "bounded waiting": partial(bounded_waiting, EntropicPriority()),
+    "bounded waiting, no swap": partial(
+        bounded_waiting, EntropicPriority(), 6, Seating(2, can_swap=False)
+    ),
     "work conservation": partial(work_conservation, EntropicPriority()),
     "index order": partial(index_order, EntropicPriority()),
     "retention": partial(retention, EntropicPruning()),
     "retention, window": partial(retention, SlidingWindow(budget=512)),
     "retention, none": partial(retention, NoPruning()),
-    "dropped mass": dropped_mass,
+    "retention, gate that closes": partial(retention, EntropicPruning(budget=0.25, gate=0.5)),
+    "retention, between chunks": partial(
+        retention, EntropicPruning(budget=0.25, gate=None, during_prefill=True)
+    ),
+    "retention, following": partial(retention, EntropicPruning(follow=0.5)),
+    "retention, selection": partial(retention, EntropicSelection()),
+    "retention, attention": partial(retention, AttentionPruning(during_prefill=True)),
+    "dropped mass": partial(dropped_mass, AttentionPruning()),
+    "dropped mass, lean": partial(dropped_mass, AttentionPruning(budget=0.02)),
+    "dropped mass, selection": partial(dropped_mass, EntropicSelection(by="attention", budget=0.3)),
     "top-k bounds": partial(top_k_bounds, TopKEntropy()),
     "top-k bounds, one": partial(top_k_bounds, TopKEntropy(k=1), 100),
 }

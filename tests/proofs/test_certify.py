@@ -35,7 +35,7 @@ def test_default_configuration_is_certified_within_two_seconds() -> None:
     text = str(certificate)
     assert time.process_time() - started < 2.0
     assert certificate.holds, text
-    assert len(certificate.claims) == 12
+    assert len(certificate.claims) == 11
 
 
 def test_an_unstable_configuration_fails_in_words() -> None:

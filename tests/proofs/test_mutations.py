@@ -8,9 +8,16 @@ import numpy as np
 import pytest
 from claims import CLAIMS, PLAIN
 
-from entropic_control.controllers import EntropicPriority, EntropicPruning, PITemperature
+from entropic_control.controllers import (
+    AttentionPruning,
+    EntropicPriority,
+    EntropicPruning,
+    PITemperature,
+    SlidingWindow,
+)
 from entropic_control.controllers.priority import Plan, Priority
 from entropic_control.proofs import Claim
+from entropic_control.proofs.attention import dropped_mass
 from entropic_control.proofs.coupled import PeakGain
 from entropic_control.proofs.noise import Spread
 
@@ -89,6 +96,14 @@ FORGED: list[tuple[str, Change]] = [
     ("index order", {"regret": 0.01}),
     ("index order", lambda c: {"set_up_mean": 2 * c.set_up_worst}),
     ("retention", lambda c: {"kept_blocks": c.kept_blocks + 1}),
+    ("retention", lambda c: {"most_open": c.most_open - 1}),
+    ("retention, gate that closes", lambda c: {"most": c.most // 2}),
+    ("retention, between chunks", lambda c: {"most": c.most + 1}),
+    ("bounded waiting, no swap", {"bound": 516}),
+    ("bounded waiting, no swap", lambda c: {"attained": c.attained + 1}),
+    ("dropped mass", lambda c: {"mass": 0.9 * c.mass}),
+    ("dropped mass", {"pruning": SlidingWindow()}),
+    ("dropped mass, lean", lambda c: {"pruning": c.pruning.replace(budget=0.5)}),
     ("dropped mass", lambda c: {"output_bound": 0.5 * c.output_bound}),
     ("dropped mass", lambda c: {"output_bound": -c.output_bound}),
     ("dropped mass", lambda c: {"entropy_bound": 0.9 * c.entropy_bound}),
@@ -239,8 +254,43 @@ class Hoarder(EntropicPruning):
         return kept
 
 
+class NeverDue(EntropicPruning):
+    """A rule that finds no sequence worth pruning."""
+
+    kind: str
+
+    def due(self, blocks, length, size=16):  # type: ignore[no-untyped-def]
+        return False
+
+
+class KeepsAll(EntropicPruning):
+    """A rule without a budget."""
+
+    kind: str
+
+    def keep(self, blocks):  # type: ignore[no-untyped-def]
+        return np.ones(len(blocks.number), np.bool_)
+
+
+class Generous(EntropicPruning):
+    """A rule whose budget grows with its state."""
+
+    kind: str
+
+    def at(self, state):  # type: ignore[no-untyped-def]
+        return self.model_copy(update={"budget": 1.5 * self.budget})
+
+
 @pytest.mark.parametrize(
-    "pruning", [SinkDropper(kind="sink_dropper"), Hoarder(kind="hoarder")], ids=lambda p: p.kind
+    "pruning",
+    [
+        SinkDropper(kind="sink_dropper"),
+        Hoarder(kind="hoarder"),
+        NeverDue(kind="never_due"),
+        KeepsAll(kind="keeps_all"),
+        Generous(kind="generous"),
+    ],
+    ids=lambda p: p.kind,
 )
 def test_wrong_pruning_rules_are_caught(pruning: EntropicPruning) -> None:
     claim = replace(CLAIMS["retention"](), pruning=pruning)
@@ -275,3 +325,36 @@ def test_wrong_entropy_bound_is_falsified(monkeypatch: pytest.MonkeyPatch, facto
     claim = CLAIMS["dropped mass"]()
     monkeypatch.setattr(attention, "entropy_change", lambda t, n: factor * honest(t, n))
     assert claim.falsify(TRIALS) is not None
+
+
+class LooksAway(AttentionPruning):
+    """A rule that drops what is attended to most."""
+
+    kind: str
+
+    def score(self, blocks):  # type: ignore[no-untyped-def]
+        return -super().score(blocks)
+
+
+class Spendthrift(AttentionPruning):
+    """A rule that keeps half of its budget."""
+
+    kind: str
+
+    def keep(self, blocks):  # type: ignore[no-untyped-def]
+        return self.best(blocks, self.budget_blocks(blocks.length, blocks.size) // 2)
+
+
+@pytest.mark.parametrize(
+    "pruning", [LooksAway(kind="looks_away"), Spendthrift(kind="spendthrift")], ids=lambda p: p.kind
+)
+def test_dropping_more_attention_than_the_budget_lets_is_caught(pruning: AttentionPruning) -> None:
+    claim = replace(CLAIMS["dropped mass"](), pruning=pruning)
+    assert claim.falsify(TRIALS) is not None
+
+
+def test_the_dropped_mass_depends_on_the_budget() -> None:
+    masses = [dropped_mass(AttentionPruning(budget=b)).mass for b in (0.02, 0.25, 0.5, 0.95)]
+    assert masses == sorted(masses, reverse=True)
+    assert masses[0] > 0.9
+    assert masses[-1] < 0.06

@@ -33,6 +33,8 @@ class VllmConfig(BackendConfig):
         Experimental, CPU attention only: drop the KV blocks that the pruning controller leaves out.
     trace : str or None
         JSONL file for the scheduler's decisions.
+    cost_model : {"measured"}
+        vLLM puts its steps together by itself, so that fixed costs would promise nothing here.
     """
 
     kind: Literal["vllm"] = "vllm"
@@ -40,6 +42,7 @@ class VllmConfig(BackendConfig):
     voluntary_preemption: bool = False
     prune: bool = False
     trace: str | None = None
+    cost_model: Literal["measured"] = "measured"
 
     def open(self) -> Backend:
         raise CapabilityError(

@@ -1,6 +1,13 @@
 """Priority controllers."""
 
-from entropic_control.controllers.priority.base import Candidates, Cost, Limits, Plan, Priority
+from entropic_control.controllers.priority.base import (
+    Candidates,
+    Cost,
+    Forced,
+    Limits,
+    Plan,
+    Priority,
+)
 from entropic_control.controllers.priority.entropic import EntropicPriority
 from entropic_control.controllers.priority.flow import FlowState, fall, fallen
 from entropic_control.controllers.priority.rivals import (
@@ -15,6 +22,7 @@ __all__ = [
     "EntropicPriority",
     "FirstCome",
     "FlowState",
+    "Forced",
     "Limits",
     "Plan",
     "Priority",

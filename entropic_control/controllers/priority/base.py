@@ -7,7 +7,7 @@ a live request (running or waiting).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,6 +43,13 @@ class Cost(Protocol):
     def prefill(self, tokens: Array, cells: Array) -> Array:
         """Seconds to prefill `tokens` prompt tokens of a sequence that holds `cells` cells."""
 
+    def swap(self, cells: int) -> float:
+        """Seconds to take `cells` KV cells out of the engine and to put them back."""
+
+
+Forced = Literal["", "deadline", "patience"]
+"""What the first row of a plan goes ahead for: nothing but its worth, its deadline, its wait."""
+
 
 class Limits(NamedTuple):
     """What one step can hold."""
@@ -55,18 +62,24 @@ class Limits(NamedTuple):
 class Plan(NamedTuple):
     """The work of one step: row numbers of the candidates and the tokens each gets.
 
-    A row without a slot where none is free asks the engine to take one from the lowest in `order`.
+    A row without a slot, where none is free or cells are short, is left out until there is room, unless
+    it is the first: that one may ask the engine to take a slot from the lowest in `order`, if it is
+    `forced` or if the swap `pays`.
     """
 
     rows: Array
     tokens: Array
     reason: str
+    forced: Forced = ""
 
 
 class Priority(Controller):
     """Base of the priority controllers."""
 
     family: ClassVar[str] = "priority"
+    overtaking: ClassVar[bool] = False
+    """Whether a request that there is room for may start before one that waits for more room; only a
+    policy that bounds waits by itself can let it."""
 
     @abstractmethod
     def init(self, rows: int = 1, *, dtype: Any = np.float64) -> Any:
@@ -87,6 +100,20 @@ class Priority(Controller):
     def order(self, state: Any, candidates: Candidates, cost: Cost) -> Array:
         """Row numbers from first to last; ties go to the earlier arrival."""
         return np.lexsort((candidates.arrival, -self.index(state, candidates, cost)))
+
+    def pays(
+        self,
+        state: Any,
+        candidates: Candidates,
+        cost: Cost,
+        coming: int,
+        going: int,
+    ) -> bool:
+        """Whether it pays to serve row `coming` in the place of row `going`, which is swapped out and back.
+
+        Never, unless a policy knows what a place in its order is worth.
+        """
+        return False
 
     def plan(self, state: Any, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
         """The next step: every decoding row, then prompt chunks while tokens are left.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -11,6 +11,7 @@ from entropic_control.controllers.base import Array, Linear
 from entropic_control.controllers.priority.base import (
     Candidates,
     Cost,
+    Forced,
     Limits,
     Plan,
     Priority,
@@ -30,6 +31,10 @@ _HOPELESS = 1e-3
 """Tokens that a request counts for which can have none in time: served when nothing else can be."""
 
 _BEST = "best gain per cost"
+
+_CLEARLY = 2.0
+"""A swap must save this many times what it costs, and serve one worth this many times the other:
+gains are noisy, and a swap that they undo soon is lost."""
 
 _ALIKE = 3
 """A prompt joins rows of at least a third of its length: pruning may have halved theirs."""
@@ -68,6 +73,7 @@ class EntropicPriority(Priority):
         live requests none waits longer than patience + n steps.
     """
 
+    overtaking: ClassVar[bool] = True
     kind: Literal["entropic"] = "entropic"
     alpha: float = Field(1.0, gt=0)
     beta: float = Field(1e-6, ge=0)
@@ -95,6 +101,25 @@ class EntropicPriority(Priority):
     def index(self, state: FlowState, candidates: Candidates, cost: Cost) -> Array:
         return self._jobs(state, candidates, cost).worth
 
+    def pays(
+        self, state: FlowState, candidates: Candidates, cost: Cost, coming: int, going: int
+    ) -> bool:
+        """By the exchange argument behind the index: each delays the other's gain by its own seconds.
+
+        The sooner done with the higher gain a second goes first, if that saves clearly more than the swap
+        costs, which delays everybody's gain. Of equals the one under way has less left: it stays.
+        """
+        job = self._jobs(state, candidates, cost)
+        steps = np.minimum(candidates.decode_left, job.gain / job.flow)
+        seconds = (
+            job.prefill + steps * job.alone
+        )  # alone: whose company is whose would depend on both
+        saved = job.gain[coming] * seconds[going] - job.gain[going] * seconds[coming]
+        rate = job.gain / seconds
+        lost = cost.swap(int(candidates.cells[going])) * job.gain.sum()
+        sooner = seconds[coming] < seconds[going] and rate[coming] > _CLEARLY * rate[going]
+        return bool(sooner and saved > _CLEARLY * lost)
+
     def plan(self, state: FlowState, candidates: Candidates, cost: Cost, limits: Limits) -> Plan:
         only = self._only_set(state, candidates, cost, limits)
         if only is not None:
@@ -102,7 +127,7 @@ class EntropicPriority(Priority):
         job = self._jobs(state, candidates, cost)
         order = np.lexsort((candidates.arrival, -job.worth))
         order = eligible(order, candidates, limits.free_slots)
-        must, reason = self._must(job, candidates, cost, limits)
+        must, forced, reason = self._must(job, candidates, cost, limits)
         if must.size and must[0] not in order:
             order = np.concatenate([must, order])  # without a slot: the engine makes one free
         decoding = order[candidates.prompt_left[order] == 0]
@@ -121,8 +146,8 @@ class EntropicPriority(Priority):
             chosen = self._with_company(job, candidates, cost, prompts)
         if chosen.size:
             rows, tokens = fill(chosen, candidates, limits.step_tokens)
-            return Plan(rows, tokens, f"prompts: {reason}")
-        return _decoding(group, reason)
+            return Plan(rows, tokens, f"prompts: {reason}", forced)
+        return _decoding(group, reason, forced)
 
     def _only_set(
         self, state: FlowState, c: Candidates, cost: Cost, limits: Limits
@@ -142,13 +167,15 @@ class EntropicPriority(Priority):
 
     def _must(
         self, job: _Jobs, candidates: Candidates, cost: Cost, limits: Limits
-    ) -> tuple[Array, str]:
-        """The request that goes first whatever it is worth, or none, and the reason for the step."""
+    ) -> tuple[Array, Forced, str]:
+        """The request that goes first whatever it is worth, or none; for what; why the step is made."""
         late = overdue(candidates, self.patience)[:1]
         if late.size:
-            return late, f"waited {int(candidates.waited[late[0]])} steps"
+            return late, "patience", f"waited {int(candidates.waited[late[0]])} steps"
         due = self._pressing(job, candidates, cost, limits)
-        return due, "a deadline nears" if due.size else _BEST
+        if due.size:
+            return due, "deadline", "a deadline nears"
+        return due, "", _BEST
 
     def _pressing(self, job: _Jobs, c: Candidates, cost: Cost, limits: Limits) -> Array:
         """The best request that loses tokens to its deadline unless it is served now, or none."""
@@ -273,8 +300,8 @@ class _Jobs(NamedTuple):
         return np.asarray(self.gain / self.cost)
 
 
-def _decoding(rows: Array, reason: str) -> Plan:
-    return Plan(rows, np.ones(len(rows), np.intp), f"decoding set: {reason}")
+def _decoding(rows: Array, reason: str, forced: Forced = "") -> Plan:
+    return Plan(rows, np.ones(len(rows), np.intp), f"decoding set: {reason}", forced)
 
 
 def by_length(rows: Array, gain: Array, c: Candidates) -> Array:
