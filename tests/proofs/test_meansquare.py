@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded import HELD, HELD_GAINS, RUN, TUNED
+from recorded import HELD, RUN, TUNED
 
 from entropic_control.controllers import PITemperature
 from entropic_control.errors import TraceError
@@ -20,7 +20,8 @@ from entropic_control.proofs.signals import Signals, signals
 from entropic_control.proofs.tokenlaw import Outputs, recorded_tokens, token_law
 
 VOCAB = 49_152
-DEFAULT = PITemperature(**HELD_GAINS)
+DEFAULT = PITemperature(kp=0.1, ki=0.02)
+"""The gains of the run that is held."""
 PLAIN = PITemperature(kp=0.05, ki=0.02, schedule="none")
 
 
