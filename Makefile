@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Set-up builds llama.cpp for any x86-64 CPU with AVX2, so that what pip's cache hands to other machines runs
+# there. Elsewhere it is built for this CPU.
+CMAKE_ARGS ?= $(if $(filter x86_64 amd64,$(shell uname -m)),-DGGML_NATIVE=OFF)
 
 .PHONY: help setup demo test test-kernels test-vllm gpu-check lint wheel bench clean
 
@@ -13,13 +16,15 @@ help:
 	@echo "make gpu-check     check and time the kernels and decode steps on a CUDA GPU"
 	@echo "make bench         measure the control overhead"
 
+# Whatever wheel pip had: it must decode on this CPU, or it is built anew. At no cost while neither changes.
 setup: $(VENV)/.installed
+	$(BIN)/entropic doctor --fix --if-changed
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	CMAKE_ARGS="$(CMAKE_ARGS)" $(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 demo: setup

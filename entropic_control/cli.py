@@ -1,4 +1,4 @@
-"""The command line: run, plot, kinds, schema, models, bench, vllm-args, and the proofs' commands."""
+"""The command line: run, plot, kinds, schema, models, bench, doctor, vllm-args, and proofs."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from entropic_control import __version__
-from entropic_control.errors import CapabilityError, ConfigError, EntropicError
+from entropic_control import __version__, json_lines
+from entropic_control.errors import CapabilityError, ConfigError, EntropicError, OutputError
+from entropic_control.json_lines import dumps
+
+if TYPE_CHECKING:
+    import signal
+
+    from entropic_control.engine import Engine
+    from entropic_control.report import Report
+    from entropic_control.run_directory import RunDirectory
 
 SAMPLE_PROMPTS = (
     "Write a story about a lighthouse.",
@@ -28,7 +37,8 @@ SAMPLE_PROMPTS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0 is well, 1 a negative answer, 2 a fault, 130 an interrupt and 141 a closed output.
+    0 is well, 1 a negative answer, 2 a fault, 130 an interrupt, 141 a closed output and 143 a run that was
+    asked to stop.
     """
     args = _parser().parse_args(arguments)
     try:
@@ -56,9 +66,23 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "run", help="decode prompts under a configuration", description=_run.__doc__
     )
-    run.add_argument("config", help="YAML or JSON file")
+    run.add_argument("config", nargs="?", help="YAML or JSON file")
     run.add_argument("--prompts", type=Path, help="JSONL file, one request a line: {'prompt': ...}")
-    run.add_argument("--out", type=Path, help="run directory for trace, summary and plots")
+    run.add_argument(
+        "--out",
+        type=Path,
+        help="run directory; completions, trace and state are written as they come",
+    )
+    run.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with a run that was stopped or killed"
+    )
+    run.add_argument(
+        "--checkpoint",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="least time between two savings of the state in --out (10)",
+    )
     run.add_argument(
         "--set", action="append", default=[], metavar="PART.KEY=VALUE", help="change a setting"
     )
@@ -69,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--format", choices=("jsonl", "parquet"), default="jsonl", help="of the trace")
     run.add_argument("--json", action="store_true", help="print the summary as JSON")
     run.add_argument("--quiet", action="store_true", help="no progress bar and no texts")
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_run, usage=run.error)
 
     plot = commands.add_parser("plot", help="draw a run directory", description=_plot.__doc__)
     plot.add_argument("directory", type=Path, metavar="RUN_DIR")
@@ -87,10 +111,12 @@ def _parser() -> argparse.ArgumentParser:
     models.set_defaults(run=_models)
 
     from entropic_control.bench.cli import add_commands as add_bench
+    from entropic_control.doctor import add_commands as add_doctor
     from entropic_control.proof_commands import add_commands as add_proofs
     from entropic_control.vllm_command import add_commands as add_vllm
 
     add_bench(commands)
+    add_doctor(commands)
     add_proofs(commands)
     add_vllm(commands)
     return parser
@@ -98,29 +124,111 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(args: argparse.Namespace) -> int:
     """Decode prompts under a configuration; print texts and a summary, and write a run directory."""
-    from entropic_control import load
-    from entropic_control.config import dump_config
-    from entropic_control.progress import follow, progress_bar
+    if args.resume is not None:
+        return _resume(args)
+    from entropic_control.config import load_config
+    from entropic_control.engine import Engine
+    from entropic_control.run_directory import RunDirectory, is_finished
 
+    if args.config is None:
+        args.usage("give a configuration to run, or --resume and a run directory")
     requests = read_prompts(args.prompts) if args.prompts else list(_samples())
-    with load(args.config, backend=args.backend, settings=args.set, dry_run=args.dry_run) as engine:
-        quiet = args.quiet or args.json
+    config = load_config(args.config, backend=args.backend, settings=args.set)
+    if args.out is None:
+        with Engine(config, dry_run=args.dry_run) as engine:
+            return _decode(args, engine, requests, None)
+    replaced = is_finished(args.out)
+    directory = RunDirectory.prepare(
+        args.out,
+        config,
+        requests,
+        format=args.format,
+        dry_run=args.dry_run,
+        checkpoint=args.checkpoint,
+    )
+    try:
+        engine = Engine(config, dry_run=args.dry_run)
+        if replaced:
+            words = f"the finished run in {args.out} is replaced"
+            Console(stderr=True).print(words, highlight=False)
+        engine.submit_all(requests)
+    except BaseException:
+        directory.abandon()
+        raise
+    with engine:
+        directory.begin(engine)
+        return _decode(args, engine, [], directory)
+
+
+def _resume(args: argparse.Namespace) -> int:
+    """Go on with a run that was stopped."""
+    from entropic_control.run_directory import RunDirectory, is_finished
+
+    if args.config or args.prompts or args.out or args.set or args.backend or args.dry_run:
+        raise ConfigError("--resume goes on with the run as it was begun: give the directory alone")
+    if is_finished(args.resume):
+        Console(stderr=True).print(f"the run in {args.resume} is finished", highlight=False)
+        return 0
+    directory = RunDirectory.reopen(args.resume)
+    with directory.resumed() as engine:
+        return _decode(args, engine, [], directory)
+
+
+def _decode(
+    args: argparse.Namespace, engine: Engine, requests: list[Any], directory: RunDirectory | None
+) -> int:
+    """Run an engine to its end, or to a signal's; print, and write to the directory if there is one."""
+    from entropic_control.progress import follow, progress_bar
+    from entropic_control.stopping import Stop
+
+    quiet = args.quiet or args.json
+    if directory is None:
         with progress_bar(quiet) as bar:
             follow(engine, requests, bar)
-        report = engine.report()
-        if args.out:
-            report.save(args.out, args.format)
-            (args.out / "config.yaml").write_text(dump_config(engine.config), encoding="utf-8")
+        return _tell(args, engine.report())
+    stop = Stop()
+
+    def go_on() -> bool:
+        directory.record(engine)
+        return stop.signal is None
+
+    try:
+        with stop, progress_bar(quiet) as bar:
+            follow(engine, requests, bar, go_on=go_on)
+            if stop.signal is not None and not engine.idle:
+                directory.checkpoint(engine)
+                return _stopped(directory.path, engine, stop.signal)
+            report = directory.finish(engine)
+    except OutputError:
+        for done in directory.unwritten(engine):  # nowhere else could they go
+            print(dumps(asdict(done)))
+        raise
+    code = _tell(args, report)
+    if len(report.trace.tokens):
+        _draw_if_possible(directory.path)
+    return code
+
+
+def _stopped(path: Path, engine: Engine, number: signal.Signals) -> int:
+    words = (
+        f"stopped by {number.name} with {len(engine.unfinished)} requests unfinished; go on with:"
+    )
+    Console(stderr=True, soft_wrap=True).print(
+        f"{words} entropic run --resume {escape(str(path))}", highlight=False
+    )
+    return 128 + number
+
+
+def _tell(args: argparse.Namespace, report: Report) -> int:
+    """Print what a run came to; the exit code."""
     if args.json:
-        print(json.dumps(report.summary, indent=2))
+        print(dumps(report.summary, indent=2))
     else:
         console = Console()
-        for done in [] if quiet else report.completions:
+        for done in [] if args.quiet else report.completions:
             console.rule(escape(f"{done.id} · {done.finish_reason}"), align="left")
             console.print(escape(done.error or done.text), highlight=False)
         console.print(report)
-    if args.out and len(report.trace.tokens):
-        _draw_if_possible(args.out)
     return 1 if any(done.finish_reason == "failed" for done in report.completions) else 0
 
 
@@ -152,20 +260,19 @@ def read_prompts(path: Path) -> list[Any]:
     from entropic_control.request import Request
 
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = list(json_lines.lines(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompts {str(path)!r} cannot be read: {error}") from None
     requests = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
-            data = json.loads(line)
-            requests.append(
-                Request(prompt=data) if isinstance(data, str) else Request.model_validate(data)
-            )
-        except json.JSONDecodeError as error:
+            data = json_lines.parse(line)
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
+        try:
+            requests.append(
+                Request.model_validate({"prompt": data} if isinstance(data, str) else data)
+            )
         except ValidationError as error:
             raise ConfigError(describe(error, f"{path}:{number}")) from None
     if not requests:
@@ -205,7 +312,7 @@ def _kinds(args: argparse.Namespace) -> int:
 
     listing = {
         family: {
-            kind: (cls.__doc__ or "").strip().splitlines()[0]
+            kind: (cls.__doc__ or "").strip().partition("\n")[0]
             for kind, cls in kinds_of(family).items()
         }
         for family in families()

@@ -7,8 +7,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from entropic_control.backends import BackendConfig, LlamaCppConfig
 from entropic_control.controllers import (
@@ -26,8 +26,9 @@ from entropic_control.controllers import (
     Truncation,
 )
 from entropic_control.controllers.base import Strict
-from entropic_control.controllers.kinds import KindOf
+from entropic_control.controllers.kinds import KindOf, fields_of
 from entropic_control.errors import ConfigError
+from entropic_control.yaml_files import dump_yaml, parse_yaml, read_data
 
 
 class Generation(Strict):
@@ -84,7 +85,7 @@ def load_config(
         With the path of every fault in the file and what is known there.
     """
     if isinstance(source, Config):
-        data, name = source.model_dump(mode="json"), "configuration"
+        data, name = dict(source), "configuration"
     elif isinstance(source, dict):
         data, name = deepcopy(source), "configuration"
     else:
@@ -100,8 +101,28 @@ def load_config(
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as YAML."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    """The configuration as YAML.
+
+    Raises
+    ------
+    ConfigError
+        As `plain` does.
+    """
+    return dump_yaml(plain(config))
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The configuration as plain data, which gives it again.
+
+    Raises
+    ------
+    ConfigError
+        If no data can: if one of its parts is of a class that keeps its parent's kind.
+    """
+    try:
+        return config.model_dump(mode="json")
+    except PydanticSerializationError as error:
+        raise ConfigError(str(error).rpartition("ConfigError: ")[2]) from None
 
 
 def describe(error: ValidationError, name: str) -> str:
@@ -120,14 +141,7 @@ def _kind(part: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"no configuration at {str(path)!r}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from None
+    data = read_data(path)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -140,17 +154,14 @@ def _apply(data: dict[str, Any], setting: str) -> None:
     keys = path.strip().split(".")
     if not found or not all(keys):
         raise ConfigError(f"setting {setting!r} is not of the form part.key=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"setting {setting!r}: {error}") from None
+    value = parse_yaml(text, f"setting {setting!r}")
     place = data
     for key in keys[:-1]:
         inner = place.get(key)
         if isinstance(inner, str):  # `temperature: pi` is short for {kind: pi}
             inner = {"kind": inner}
         elif isinstance(inner, Strict):
-            inner = inner.model_dump(mode="json")
+            inner = fields_of(inner)
         elif inner is None and key in Config.model_fields and place is data:
             inner = _default(key)
         elif inner is None:

@@ -6,12 +6,13 @@ scheduler and a rollback need; everything before it is queued without waiting.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from entropic_control.backends.base import Backend, Draw, Drawing
+from entropic_control.backends.base import Backend, Chunk, Draw, Drawing, Forward
 from entropic_control.config import Config
 from entropic_control.controllers import (
     FixedTemperature,
@@ -44,19 +45,19 @@ class DeviceDraw:
 
     def __init__(self, config: Config, backend: Drawing) -> None:
         self._config = config
-        self._backend = backend
-        backend.resident = True
+        # Weakly: a sequence that is done holds its loops, and must not hold the model.
+        self._backend: Drawing = weakref.proxy(backend)
 
     @classmethod
     def of(cls, config: Config, backend: Backend | None) -> DeviceDraw | None:
         """What runs `config` on the device, or None: then numpy does it, with any controller."""
         if backend is None or not backend.capabilities.can_draw:
             return None
-        drawing = cast("Drawing", backend)
-        if not fits(config):
-            drawing.resident = False
-            return None
-        return cls(config, drawing)
+        return cls(config, cast("Drawing", backend)) if fits(config) else None
+
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        """Run a step of the backend; the logits stay where they are."""
+        return self._backend.forward(chunks, resident=True)
 
     def __call__(
         self, works: Sequence[Work], logits: Sequence[Any], state: Any

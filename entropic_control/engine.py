@@ -21,6 +21,7 @@ from entropic_control.errors import (
     CapabilityError,
     DecodeError,
     EngineBusy,
+    EngineClosed,
     LogitsError,
     NoRoom,
     RequestError,
@@ -35,6 +36,7 @@ from entropic_control.seats import Seating, Seats, Share
 from entropic_control.sequence import Sequence as Work
 from entropic_control.speculator import Row, Speculator
 from entropic_control.trace import Trace
+from entropic_control.weakly import weakly
 
 
 class Engine:
@@ -68,7 +70,7 @@ class Engine:
         self.done: list[Work] = []
         self._live: list[Work] = []
         self._coming: list[Work] = []
-        self._seats = Seats(self.backend, self._preempted)
+        self._seats = Seats(self.backend, weakly(self._preempted))
         self._loops = Loops(config, self.backend, dry_run=dry_run)
         self._intake = Intake(config, self.backend, self._loops)
         self._step_number = 0
@@ -164,6 +166,7 @@ class Engine:
 
     def stream(self, requests: Iterable[Request | Prompt] = ()) -> Iterator[Event]:
         """Submit requests and yield events until everything submitted is done."""
+        self._turn.require_open()
         yield from self.submit_all(requests)
         while not self.idle:
             yield from self.step()
@@ -349,7 +352,7 @@ class Engine:
         """Run the step. If the engine fails, each sequence is tried alone, so that one fails alone."""
         chunks = [self._chunk(work, tokens) for work, tokens in chosen]
         try:
-            forward = self.backend.forward(chunks)
+            forward = self._loops.forward(self.backend, chunks)
         except DecodeError as error:
             if self._speculator is not None and self._speculator.withdraw(w for w, _ in chosen):
                 self._note(
@@ -536,6 +539,16 @@ class Engine:
         )
         self.trace.steps.append(1, _step_columns, record)
 
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._step_number
+
+    @steps.setter
+    def steps(self, number: int) -> None:
+        """Count on from where an earlier part of the run stopped."""
+        self._step_number = number
+
     # -- saving -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> None:
@@ -544,8 +557,18 @@ class Engine:
             persistence.save(self, Path(path))
 
     def close(self) -> None:
-        """Free the backend."""
-        self.backend.close()
+        """Free the backend; what was done stays readable, and anything else is `EngineClosed`.
+
+        Raises
+        ------
+        EngineBusy
+            If another thread is in the engine.
+        """
+        if self._turn.closed:
+            return
+        with self._turn:
+            self.backend.close()
+            self._turn.closed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -559,8 +582,14 @@ class _Turn:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.closed = False
+
+    def require_open(self) -> None:
+        if self.closed:
+            raise EngineClosed("the engine was closed: load another one")
 
     def __enter__(self) -> None:
+        self.require_open()
         if not self._lock.acquire(blocking=False):
             raise EngineBusy(
                 "the engine is in use by another thread: give each thread its own engine, or one "

@@ -72,8 +72,16 @@ class EngineBusy(EntropicError, RuntimeError):
     """The engine is in use by another thread."""
 
 
+class EngineClosed(EntropicError, RuntimeError):
+    """An engine or backend was used after it was closed."""
+
+
 class StateError(EntropicError):
     """A saved engine state that cannot be restored here."""
+
+
+class OutputError(EntropicError):
+    """Results that cannot be written; the message says what is safe and what to do."""
 
 
 class TraceError(EntropicError, ValueError):

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from entropic_control.backends.base import Backend
+from entropic_control.backends.base import Backend, Chunk, Forward
 from entropic_control.config import Config
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import sample, truncated_before
+from entropic_control.controllers.measurement import sample, truncated_before
 from entropic_control.controllers.priority import fallen
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading
@@ -22,6 +22,7 @@ from entropic_control.drawing import DeviceDraw
 from entropic_control.numerals import Numerals
 from entropic_control.sequence import Sequence as Work
 from entropic_control.trace import TOKEN_COLUMNS
+from entropic_control.weakly import weakly
 
 _TOGETHER = 64
 """Readings that the priority and pruning loops take in together, if nobody looks at them before."""
@@ -77,7 +78,7 @@ class Loops:
         self._gains = config.temperature.compiled_gains
         self._next: tuple[Any, Command] | None = None
         """The last state, and what it commands."""
-        self._numerals = Numerals(backend.piece)
+        self._numerals = Numerals(weakly(backend.piece))
         self._device = None if dry_run else DeviceDraw.of(config, backend)
 
     def enter(self, work: Work) -> None:
@@ -107,6 +108,10 @@ class Loops:
     def watches(self, work: Work) -> bool:
         """Whether the attention of the sequence's next token is wanted."""
         return self.config.pruning.needs_attention and not work.prompt_left
+
+    def forward(self, backend: Backend, chunks: Sequence[Chunk]) -> Forward:
+        """Run a step; the logits are left where these loops want them."""
+        return backend.forward(chunks) if self._device is None else self._device.forward(chunks)
 
     def selected(self, work: Work) -> Array | None:
         """Numbers of the blocks that the sequence's next token attends to; None for all."""

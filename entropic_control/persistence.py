@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from entropic_control.config import load_config
+from entropic_control.config import load_config, plain
 from entropic_control.controllers.base import Array
 from entropic_control.errors import StateError
 from entropic_control.request import Request
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from entropic_control.backends.base import Backend
     from entropic_control.engine import Engine
 
-FORMAT = 2
+FORMAT = 3
 STATES = ("temperature", "priority", "pruning", "speculation")
 """The controllers whose states are saved."""
 FITTING = ("name", "vocab", "context", "block")
@@ -32,7 +32,7 @@ def save(engine: Engine, path: Path) -> None:
     head = {
         "format": FORMAT,
         "backend": _fitting(engine.backend),
-        "config": engine.config.model_dump(mode="json"),
+        "config": plain(engine.config),
         "dry_run": engine.dry_run,
         "requests": [_describe(work, now) for work in works],
     }
@@ -104,7 +104,9 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _fitting(backend: Backend) -> dict[str, Any]:
-    return {name: getattr(backend.capabilities, name) for name in FITTING}
+    about = {name: getattr(backend.capabilities, name) for name in FITTING}
+    # Another distribution's backend may have none.
+    return {**about, "model": getattr(backend, "fingerprint", None)}
 
 
 def _describe(work: Sequence, now: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -38,13 +38,24 @@ def progress_bar(quiet: bool) -> Progress:
     )
 
 
-def follow(engine: Engine, requests: Sequence[Any], bar: Progress, label: str = "decoding") -> None:
-    """Run requests to their end; the bar counts prompt and generated tokens."""
+def follow(
+    engine: Engine,
+    requests: Sequence[Any],
+    bar: Progress,
+    label: str = "decoding",
+    go_on: Callable[[], bool] = lambda: True,
+) -> None:
+    """Run requests to their end, or until `go_on`, asked after each step, is false.
+
+    The bar counts prompt and generated tokens.
+    """
     engine.submit_all(requests)
     task = bar.add_task(label, total=engine.progress[1])
     shown = 0.0
     while not engine.idle:
         engine.step()
+        if not go_on():
+            break
         now = time.perf_counter()
         if now - shown > _INTERVAL:
             _show(bar, task, engine)

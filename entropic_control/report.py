@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from entropic_control import json_lines
 from entropic_control.controllers.base import Array
 from entropic_control.sequence import Sequence
 from entropic_control.trace import Format, Trace
@@ -50,6 +50,12 @@ class Completion:
     """Steps between two services, at most."""
     preemptions: int
 
+    @classmethod
+    def read(cls, data: dict[str, Any]) -> Completion:
+        """The completion of a line that was written of one."""
+        spread = data["temperature_range"]
+        return cls(**{**data, "temperature_range": None if spread is None else tuple(spread)})
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -60,10 +66,32 @@ class Report:
     trace: Trace
 
     @classmethod
-    def of(cls, works: Seq[Sequence], trace: Trace, backend: str) -> Report:
-        """The report of the sequences that are done."""
-        completions = [_completion(w, trace) for w in sorted(works, key=lambda w: w.number)]
-        return cls(completions, _summary(works, completions, trace, backend), trace)
+    def of(
+        cls,
+        works: Seq[Sequence],
+        trace: Trace,
+        backend: str,
+        before: Seq[Completion] = (),
+        start: float | None = None,
+    ) -> Report:
+        """The report of the sequences that are done.
+
+        Parameters
+        ----------
+        works : sequence of Sequence
+            Those done.
+        trace : Trace
+            The whole run's.
+        backend : str
+            Its name.
+        before : sequence of Completion
+            What an earlier part of the run completed.
+        start : float, optional
+            When that part began, on this part's clock, seconds.
+        """
+        own = [completion_of(w, trace) for w in sorted(works, key=lambda w: w.number)]
+        completions = [*before, *own]
+        return cls(completions, _summary(works, completions, trace, backend, start), trace)
 
     def __str__(self) -> str:
         lines = [f"{name}: {value}" for name, value in _rows(self.summary)]
@@ -77,13 +105,13 @@ class Report:
         directory = Path(directory)
         self.trace.write(directory, format)
         with (directory / "completions.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(c)) + "\n" for c in self.completions)
+            json_lines.write_lines(file, map(asdict, self.completions))
         write_json(directory / "summary.json", self.summary)
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write readable JSON."""
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json_lines.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def comparison(summaries: dict[str, dict[str, Any]]) -> Table:
@@ -109,7 +137,8 @@ def quarters(values: Array) -> list[float]:
     return [float(part.mean()) for part in np.array_split(values, 4)] if len(values) >= 4 else []
 
 
-def _completion(work: Sequence, trace: Trace) -> Completion:
+def completion_of(work: Sequence, trace: Trace) -> Completion:
+    """What a finished sequence came to."""
     mine = trace.tokens["request"] == work.number
     temperature, target = trace.tokens["temperature"][mine], trace.tokens["target"][mine]
     entropy = trace.tokens["entropy"][mine]
@@ -162,13 +191,17 @@ def _reachable(trace: Trace, mine: Array) -> float | None:
 
 
 def _summary(
-    works: Seq[Sequence], completions: Seq[Completion], trace: Trace, backend: str
+    works: Seq[Sequence],
+    completions: Seq[Completion],
+    trace: Trace,
+    backend: str,
+    began: float | None,
 ) -> dict[str, Any]:
     steps = trace.steps
     done = [c for c in completions if c.finish_reason not in ("failed", "cancelled")]
     latencies = np.array([c.latency for c in done]) if done else np.zeros(1)
     firsts = [c.time_to_first_token for c in done if c.time_to_first_token is not None]
-    start = min((w.arrived for w in works), default=0.0)
+    start = min((w.arrived for w in works), default=0.0) if began is None else began
     total = max((w.finished or start for w in works), default=start) - start
     seconds, forward = steps["seconds"], steps["forward"]
     tokens = sum(len(c.tokens) for c in completions)

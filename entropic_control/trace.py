@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from entropic_control import json_lines
 from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError
 
@@ -59,7 +59,7 @@ STEP_COLUMNS: dict[str, str] = {
     "cells": "i8",
     "waiting": "i4",
     "tau": "f8",
-    "reason": "U48",
+    "reason": "O",
 }
 """One row a step. `drafted` tokens were guessed, and `accepted` of them held, in
 `passes` through the model. `reason` is the scheduler's, `forward` the engine's own time, `seconds` the
@@ -95,6 +95,11 @@ class Table:
         if len(self._unwritten) >= _TOGETHER:
             self._write()
 
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Add rows that stand in columns already."""
+        rows = len(next(iter(columns.values())))
+        self.append(rows, lambda _: columns, None)
+
     def _write(self) -> None:
         while self._size > len(next(iter(self._columns.values()))):
             for name, column in self._columns.items():
@@ -113,9 +118,9 @@ class Table:
         self._write()
         return self._columns[name][: self._size]
 
-    def columns(self) -> dict[str, Array]:
-        """All columns, cut to size."""
-        return {name: self[name] for name in self._columns}
+    def columns(self, start: int = 0) -> dict[str, Array]:
+        """All columns, from row `start` on."""
+        return {name: self[name][start:] for name in self._columns}
 
 
 class Trace:
@@ -139,74 +144,130 @@ class Trace:
         mine = self.tokens["request"] == self.names.index(name)
         return {column: values[mine] for column, values in self.tokens.columns().items()}
 
+    def named(self, start: int = 0) -> dict[str, Array]:
+        """The token columns from row `start` on, with the requests by their names."""
+        columns = self.tokens.columns(start)
+        columns["request"] = np.array(self.names or [""], dtype=object)[columns["request"]]
+        return columns
+
+    def adopt(
+        self,
+        tokens: Mapping[str, Array],
+        steps: Mapping[str, Array],
+        events: Iterable[dict[str, Any]],
+        later: float,
+    ) -> None:
+        """Take over what an earlier part of the run wrote.
+
+        Parameters
+        ----------
+        tokens, steps : columns
+            As `read_table` gives them.
+        events : iterable of dict
+            The events.
+        later : float
+            What is added to their times, seconds, because this part's clock began elsewhere.
+        """
+        if len(tokens.get("request", ())):
+            found = dict.fromkeys(tokens["request"].tolist())
+            self.names += [name for name in found if name not in self.names]
+            number = {name: place for place, name in enumerate(self.names)}
+            requests = np.array([number[name] for name in tokens["request"].tolist()])
+            self.tokens.extend({**tokens, "request": requests, "time": tokens["time"] + later})
+        if len(steps.get("step", ())):
+            self.steps.extend({**steps, "time": steps["time"] + later})
+        self.events += [{**event, "time": event["time"] + later} for event in events]
+
     def write(self, directory: Path, format: Format = "jsonl") -> list[Path]:
         """Write trace, steps and events; returns the files.
+
+        The files of an earlier run in the other format are removed.
 
         Raises
         ------
         CapabilityError
             If Parquet is asked for and pyarrow is not installed.
         """
+        check_format(format)
         directory.mkdir(parents=True, exist_ok=True)
-        tokens = self.tokens.columns()
-        named = np.array(self.names or [""], dtype=object)
-        tokens["request"] = named[tokens["request"]]
-        write = _parquet if format == "parquet" else _jsonl
         return [
-            write(directory / "trace", tokens),
-            write(directory / "steps", self.steps.columns()),
+            write_table(directory, "trace", self.named(), format),
+            write_table(directory, "steps", self.steps.columns(), format),
             _lines(directory / "events.jsonl", self.events),
         ]
 
 
-def read_table(directory: Path, name: str) -> dict[str, Array]:
-    """The columns of a table that `Trace.write` wrote, "trace" or "steps", in either format.
+def check_format(format: Format) -> None:
+    """See that tables can be written in a format.
+
+    Raises
+    ------
+    CapabilityError
+        If Parquet is asked for and pyarrow is not installed.
+    """
+    if format == "parquet":
+        _pyarrow()
+
+
+def write_table(directory: Path, name: str, columns: Mapping[str, Array], format: Format) -> Path:
+    """Write a table in one format, and remove what another format holds of it."""
+    path = directory / f"{name}.{format}"
+    if format == "parquet":
+        _parquet(path, columns)
+    else:
+        _lines(path, rows_of(columns))
+    (directory / f"{name}.{'jsonl' if format == 'parquet' else 'parquet'}").unlink(missing_ok=True)
+    return path
+
+
+def rows_of(columns: Mapping[str, Array]) -> Iterator[dict[str, Any]]:
+    """The rows of a table."""
+    lists = [column.tolist() for column in columns.values()]
+    return (dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True))
+
+
+def read_table(directory: Path, name: str, format: Format | None = None) -> dict[str, Array]:
+    """The columns of a table that `Trace.write` wrote, "trace" or "steps".
+
+    Where it is there in both formats, and none is asked for, the newer one counts.
 
     Raises
     ------
     FileNotFoundError
         If the run directory holds no such table.
     """
-    lines = directory / f"{name}.jsonl"
-    if lines.is_file():
-        rows = [json.loads(line) for line in lines.read_text().splitlines()]
-        keys = rows[0] if rows else {}
-        return {key: _column([row[key] for row in rows]) for key in keys}
-    if (directory / f"{name}.parquet").is_file():
-        table = _pyarrow().read_table(directory / f"{name}.parquet")
+    formats = ("jsonl", "parquet") if format is None else (format,)
+    found = [directory / f"{name}.{one}" for one in formats]
+    found = [path for path in found if path.is_file()]
+    if not found:
+        raise FileNotFoundError(f"no {name}.jsonl or {name}.parquet in {str(directory)!r}")
+    path = max(found, key=lambda path: path.stat().st_mtime_ns)
+    if path.suffix == ".parquet":
+        table = _pyarrow().read_table(path)
         return {key: table[key].to_numpy() for key in table.column_names}
-    raise FileNotFoundError(f"no {name}.jsonl or {name}.parquet in {str(directory)!r}")
+    rows = [json_lines.parse(line) for _, line in json_lines.lines(path)]
+    keys = rows[0] if rows else {}
+    return {key: _column(key, [row[key] for row in rows]) for key in keys}
 
 
-def _column(values: list[Any]) -> Array:
-    if any(value is None for value in values):
-        return np.array([np.nan if value is None else value for value in values], float)
+def _column(name: str, values: list[Any]) -> Array:
+    dtype = (TOKEN_COLUMNS | STEP_COLUMNS).get(name, "")
+    if dtype == "f8" or any(value is None for value in values):
+        return np.array([json_lines.number(value) for value in values], float)
     return np.array(values)
-
-
-def _jsonl(path: Path, columns: dict[str, Array]) -> Path:
-    lists = [
-        [None if value != value else value for value in column.tolist()]  # NaN is no JSON
-        for column in columns.values()
-    ]
-    names = list(columns)
-    rows = (dict(zip(names, row, strict=True)) for row in zip(*lists, strict=True))
-    return _lines(path.with_suffix(".jsonl"), rows)
 
 
 def _lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        json_lines.write_lines(file, rows)
     return path
 
 
-def _parquet(path: Path, columns: dict[str, Array]) -> Path:
+def _parquet(path: Path, columns: Mapping[str, Array]) -> None:
     parquet = _pyarrow()
     import pyarrow
 
-    target = path.with_suffix(".parquet")
-    parquet.write_table(pyarrow.table(columns), target)
-    return target
+    parquet.write_table(pyarrow.table(dict(columns)), path)
 
 
 def _pyarrow() -> Any:

@@ -313,6 +313,63 @@ def test_a_loop_of_ones_own(llm: Any) -> None:
     assert len(processor.trace["token"]) == 1
 
 
+def test_loops_of_ones_own_may_take_turns(llm: Any) -> None:
+    def run(processor: Any, text: list[int], seed: int, steps: int) -> Iterator[list[int]]:
+        rng = np.random.default_rng(seed)
+        for _ in range(steps):
+            row = processor(np.array(text), rng.normal(size=1000).astype(np.float32))
+            text.append(int(row.argmax()))
+            yield text
+
+    alone = []
+    for seed, prompt in ((1, [1, 2, 3]), (2, [7, 8])):
+        processor = entropic_logits_processor(PI, seed=3)
+        alone.append(list(run(processor, list(prompt), seed, 8))[-1])
+    processor = entropic_logits_processor(PI, seed=3)
+    pairs = list(zip(run(processor, [1, 2, 3], 1, 8), run(processor, [7, 8], 2, 8), strict=True))
+    assert list(pairs[-1]) == alone
+    assert processor.trace["token"].tolist() == list(range(8))
+
+
+def test_two_models_may_share_a_processor(llm: Any) -> None:
+    other = llama_cpp.Llama(str(locate(DEFAULT)), n_ctx=512, n_threads=1, verbose=False)
+    prompts = [(llm, PROMPT), (other, "Name three colours.")]
+
+    def texts(processors: list[Any]) -> list[str]:
+        streams = [
+            model.create_completion(text, max_tokens=8, seed=5, stream=True, **processor.arguments)
+            for (model, text), processor in zip(prompts, processors, strict=True)
+        ]
+        parts = zip(*streams, strict=False)
+        joined = ["", ""]
+        for pair in parts:
+            joined = [a + part["choices"][0]["text"] for a, part in zip(joined, pair, strict=True)]
+        return joined
+
+    expected = texts([entropic_logits_processor(PI), entropic_logits_processor(PI)])
+    shared = entropic_logits_processor(PI)
+    assert texts([shared, shared]) == expected
+    assert len(shared.trace["token"]) > 5
+    other.close()
+
+
+def test_completions_of_one_model_that_take_turns_are_refused(llm: Any) -> None:
+    processor = entropic_logits_processor(PI)
+
+    def stream() -> Any:
+        settings = {"seed": 5, "stream": True, **processor.arguments}
+        return llm.create_completion(PROMPT, max_tokens=9, **settings)
+
+    first, second = stream(), stream()
+    next(first)
+    next(second)
+    with pytest.raises(CapabilityError, match="another completion of the same Llama"):
+        list(first)
+    second.close()
+    assert completed(llm, processor) == completed(llm, entropic_logits_processor(PI))
+    assert processor.error is None
+
+
 def test_bad_settings_are_refused_at_once() -> None:
     for source, target, words in [
         (PI, -1.0, "greater than 0"),

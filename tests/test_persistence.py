@@ -15,6 +15,7 @@ from engines import configured, events_of, ids, ledgers_are_true, reasons, simul
 
 from entropic_control import Engine, Request, restore
 from entropic_control.backends import SimulatedConfig
+from entropic_control.backends.models import digest
 from entropic_control.controllers import EntropicPruning, PITemperature, SlewLimit
 from entropic_control.errors import StateError
 
@@ -326,3 +327,52 @@ def test_a_prompt_saved_half_read_is_surveyed_as_before(tmp_path: Path, share: f
     measured = again.trace.steps["measured"].sum()
     assert measured == whole.trace.steps["measured"][4:].sum()
     assert (measured > 0) == (share > 0)
+
+
+# -- models -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "fits"),
+    [
+        ({"seed": 1}, False),
+        ({"sharpness": 2.5}, False),
+        ({"drift": 0.0}, False),
+        ({"end": -2.0}, False),
+        ({"slots": 4, "cells": None}, True),  # the same model, in another place
+        ({"seconds_per_row": 1e-3}, True),
+        ({"can_fork": False}, True),
+    ],
+)
+def test_a_state_goes_on_with_its_own_model_alone(
+    other: dict[str, Any], fits: bool, tmp_path: Path
+) -> None:
+    engine = simulated(SMALL)
+    engine.submit_all(requests())
+    engine.step()
+    engine.save(tmp_path / "state")
+    backend = SimulatedConfig(**{**SMALL, **other}).open()
+    if fits:
+        assert not restore(tmp_path / "state", backend).idle
+        return
+    with pytest.raises(StateError, match=r"was saved on .*'model'"):
+        restore(tmp_path / "state", backend)
+    backend.encode("it is still open")
+
+
+def test_files_of_models_are_told_apart(tmp_path: Path) -> None:
+    """By the head, by the size, and by weights far behind it: a tuning changes those alone."""
+    whole = bytearray(np.random.default_rng(0).bytes(9 << 20))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(whole)
+    known = {digest(path)}
+    (tmp_path / "copy.gguf").write_bytes(whole)
+    assert digest(tmp_path / "copy.gguf") in known
+    tuned = bytearray(whole)
+    tuned[6 << 20 :: 997] = b"x" * len(tuned[6 << 20 :: 997])
+    for changed in (whole[:-1], whole + b"x", b"x" + whole[1:], whole[:-1] + b"x", tuned):
+        path.write_bytes(changed)
+        known.add(digest(path))
+    assert len(known) == 6
+    path.write_bytes(b"GGUF")
+    assert digest(path)

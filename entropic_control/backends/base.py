@@ -127,6 +127,10 @@ class Backend(Protocol):
     capabilities: Capabilities
     cost: CostModel
 
+    @property
+    def fingerprint(self) -> str:
+        """Tells models apart: saved KV fits only where this is the same."""
+
     def encode(self, prompt: Prompt) -> Array:
         """Token ids of a prompt, int32."""
 
@@ -235,8 +239,8 @@ class Drawn(NamedTuple):
 class Drawing(Protocol):
     """What a backend that `can_draw` offers besides."""
 
-    resident: bool
-    """Set by the engine: `forward` leaves the logits where they are, for `draw`."""
+    def forward(self, chunks: Sequence[Chunk], *, resident: bool = False) -> Forward:
+        """Run one step; `resident` leaves the logits where they are, for `draw`."""
 
     def draw(self, logits: Sequence[Any], draw: Draw) -> Drawn:
         """Measure, control and sample the rows of the last `forward`."""

@@ -12,6 +12,8 @@ class Call(NamedTuple):
     name: str
     variables: dict[str, Any]
     """Its arguments and local variables, as they are now."""
+    frame: int = 0
+    """Names this one call of the function as long as it is at work."""
 
 
 def innermost(module: str, *names: str) -> Call | None:
@@ -31,6 +33,6 @@ def innermost(module: str, *names: str) -> Call | None:
     while frame is not None:
         name = frame.f_code.co_name
         if frame.f_globals.get("__name__") == module and (not names or name in names):
-            return Call(name, dict(frame.f_locals))
+            return Call(name, dict(frame.f_locals), id(frame))
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import struct
 import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
 
-from entropic_control.backends import models
+from entropic_control.backends import models, native
 from entropic_control.backends.base import (
     Backend,
     BackendConfig,
@@ -25,6 +27,8 @@ from entropic_control.backends.base import (
     Message,
     Prompt,
 )
+from entropic_control.backends.chat_template import Special, Specials, Turns, render
+from entropic_control.backends.closing import CLOSED, close_off
 from entropic_control.backends.conversion import converted
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.dimensions import Dimensions
@@ -104,6 +108,7 @@ class LlamaCppConfig(BackendConfig):
         path = models.resolve(self.model)
         if self.weights == "file":
             return path
+        native.assure(self.model)
         return converted(path, _round, f"-{self.weights}") / _ROUNDED
 
 
@@ -112,15 +117,19 @@ class LlamaCpp:
 
     Notes
     -----
-    Logits are views into llama.cpp's own buffer: they hold until the next `forward`.
+    Logits are views into llama.cpp's own buffer: they hold until the next `forward`. Its memory is freed
+    by `close`, or when the backend is dropped; not before the last view is.
     """
 
     def __init__(self, config: LlamaCppConfig) -> None:
         self.config = config
-        self._model: Any = None
-        self._context: Any = None
-        self._api = _library()
-        self._open(str(config.file()))
+        native.assure(config.model)
+        self._api: Any = _library()
+        gc.collect()  # the garbage may hold engines: little to Python, 100 MB and more to llama.cpp
+        path = config.file()
+        self._open(str(path))
+        # With the layout of its saved states, which flash attention changes.
+        self.fingerprint = f"{models.digest(path)}{'-flash' * config.flash_attention}"
         api = self._api
         self._memory = api.llama_get_memory(self._context)
         self._vocab = api.llama_model_get_vocab(self._model)
@@ -155,7 +164,7 @@ class LlamaCpp:
         self._pieces: dict[int, bytes] = {}
         self._ending: dict[int, bool] = {}
         # The buffer moves rarely, and making a view of it costs as much as a draw.
-        self._rows = lru_cache(maxsize=64)(self._view)
+        self._rows = lru_cache(maxsize=64)(partial(_view, self._native, size))
         load_compiled()
 
     def _open(self, path: str) -> None:
@@ -166,6 +175,7 @@ class LlamaCpp:
         self._model = api.llama_model_load_from_file(path.encode(), parameters)
         if not self._model:
             raise ModelError(f"llama.cpp could not load {path!r}: {_last_words()}")
+        self._native: Any = _Native(api, self._model)
         trained = int(api.llama_model_n_ctx_train(self._model))
         if config.context > trained:
             self.close()
@@ -181,7 +191,7 @@ class LlamaCpp:
         wanted.n_threads = wanted.n_threads_batch = threads
         wanted.kv_unified = False
         wanted.flash_attn_type = int(config.flash_attention)
-        self._context = api.llama_init_from_model(self._model, wanted)
+        self._context = self._native.open(wanted)
         if not self._context:
             self.close()
             raise ModelError(
@@ -203,32 +213,66 @@ class LlamaCpp:
         text = self._api.llama_model_chat_template(self._model, None)
         return text.decode() if text else None
 
-    def _render(self, turns: list[Message]) -> Array:
-        if self._template is None:
-            raise ModelError("the model has no chat template: give text or token ids")
+    @cached_property
+    def _formatter(self) -> Callable[[Turns], str]:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         api = self._api
         begin, end = api.llama_vocab_bos(self._vocab), api.llama_vocab_eos(self._vocab)
-        formatter = Jinja2ChatFormatter(
-            template=self._template,
-            eos_token=self._name(end),
-            bos_token=self._name(begin),
-            stop_token_ids=[end],
+        try:
+            formatter = Jinja2ChatFormatter(
+                template=self._template or "",
+                eos_token=self._name(end),
+                bos_token=self._name(begin),
+                stop_token_ids=[end],
+            )
+        except Exception as error:  # a template of bad syntax raises while it is compiled
+            raise ModelError(f"the model's chat template is faulty: {error}") from error
+        return lambda turns: str(formatter(messages=cast("Any", turns)).prompt)
+
+    @cached_property
+    def _specials(self) -> Specials:
+        api, vocab = self._api, self._vocab
+        control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        kinds = ((i, api.llama_vocab_get_attr(vocab, i)) for i in range(self.capabilities.vocab))
+        left, right = api.LLAMA_TOKEN_ATTR_LSTRIP, api.LLAMA_TOKEN_ATTR_RSTRIP
+        return Specials(
+            Special(self._name(token), token, bool(kind & left), bool(kind & right))
+            for token, kind in kinds
+            if kind & control
         )
-        text: str = formatter(messages=turns).prompt
-        return self._tokenize(text, add_special=not text.startswith(self._name(begin) or "\0"))
+
+    def _render(self, turns: list[Message]) -> Array:
+        if self._template is None:
+            raise ModelError("the model has no chat template: give text or token ids")
+        rendered = render(self._formatter, turns, self._specials)
+        parts = self._specials.split(rendered)
+        api, begin = self._api, self._api.llama_vocab_bos(self._vocab)
+        if parts is None:
+            named = rendered.text.startswith(self._name(begin) or "\0")
+            return self._tokenize(rendered.text, add_special=not named, parse_special=True)
+        if api.llama_vocab_get_add_bos(self._vocab) and parts[:1] != [begin]:
+            parts.insert(0, begin)
+        if api.llama_vocab_get_add_eos(self._vocab):
+            parts.append(api.llama_vocab_eos(self._vocab))
+        tokens: list[int] = []
+        for part in parts:
+            tokens += [part] if isinstance(part, int) else self._tokenize(part).tolist()
+        return np.array(tokens, np.int32)
 
     def _name(self, token: int) -> str:
         if token < 0:
             return ""
         return str(self._api.llama_vocab_get_text(self._vocab, token).decode())
 
-    def _tokenize(self, text: str, add_special: bool) -> Array:
+    def _tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False
+    ) -> Array:
+        """Token ids, int32; with `parse_special` the texts of control tokens become those tokens."""
         data = text.encode()
         out = (ctypes.c_int32 * (len(data) + 8))()
         count = self._api.llama_tokenize(
-            self._vocab, data, len(data), out, len(out), add_special, True
+            self._vocab, data, len(data), out, len(out), add_special, parse_special
         )
         return np.array(out[: max(count, 0)], np.int32)
 
@@ -256,8 +300,9 @@ class LlamaCpp:
         for chunk in chunks:
             self._check(chunk)
         outputs = self._batch.fill(chunks)
+        native = self._native  # held, so that no other thread frees it meanwhile
         began = time.perf_counter()
-        code = int(self._api.llama_decode(self._context, self._batch.struct))
+        code = int(self._api.llama_decode(native.context, self._batch.struct))
         seconds = time.perf_counter() - began
         if code != 0:
             for chunk in chunks:
@@ -322,13 +367,6 @@ class LlamaCpp:
             weight_bytes=int(api.llama_model_size(model)),
         )
 
-    def _view(self, address: int, rows: int) -> tuple[Array, list[Array]]:
-        """llama.cpp's output buffer as an array, shape (rows, vocab), and row by row."""
-        vocab = self.capabilities.vocab
-        buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
-        table = np.ctypeslib.as_array(buffer).reshape(rows, vocab)
-        return table, list(table)
-
     def evict(self, slot: int, start: int, stop: int) -> bool:
         if not self.capabilities.can_evict:
             return False
@@ -379,16 +417,17 @@ class LlamaCpp:
         return bytes(self._take(slot))
 
     def _take(self, slot: int) -> memoryview:
-        size = self._api.llama_state_seq_get_size(self._context, slot)
+        native = self._native
+        size = self._api.llama_state_seq_get_size(native.context, slot)
         buffer = (ctypes.c_uint8 * size)()
-        written = self._api.llama_state_seq_get_data(self._context, buffer, size, slot)
+        written = self._api.llama_state_seq_get_data(native.context, buffer, size, slot)
         return memoryview(buffer).cast("B")[:written]
 
     def restore(self, slot: int, data: bytes | memoryview) -> None:
         self.release(slot)
-        size = len(data)
+        native, size = self._native, len(data)
         buffer = (ctypes.c_uint8 * size).from_buffer_copy(data)
-        if self._api.llama_state_seq_set_data(self._context, buffer, size, slot) != size:
+        if self._api.llama_state_seq_set_data(native.context, buffer, size, slot) != size:
             self.release(slot)
             raise DecodeError(-1, f"the engine did not take the saved state of slot {slot}")
         positions = _positions(data)
@@ -406,12 +445,50 @@ class LlamaCpp:
         time.sleep(seconds)
 
     def close(self) -> None:
-        if self._context:
-            self._api.llama_free(self._context)
-            self._context = None
-        if self._model:
-            self._api.llama_model_free(self._model)
-            self._model = None
+        # Freed with the last reference to it, which this is unless somebody still looks at logits.
+        self._native = self._rows = self._api = CLOSED
+        close_off(self)
+
+
+class _Native:
+    """llama.cpp's model and context, freed when nothing refers to them any more.
+
+    Parameters
+    ----------
+    api : module
+        llama-cpp-python's low-level API.
+    model
+        The model's pointer, taken over.
+    """
+
+    def __init__(self, api: ModuleType, model: Any) -> None:
+        self._api = api
+        self._pointers = [model]
+        self.context: Any = None
+        # Not when the interpreter ends: a daemon thread may be decoding, and all is freed then anyhow.
+        weakref.finalize(self, _free, api, self._pointers).atexit = False
+
+    def open(self, wanted: Any) -> Any:
+        """Make the context; its pointer, or nothing if llama.cpp refused."""
+        self.context = self._api.llama_init_from_model(self._pointers[0], wanted)
+        if self.context:
+            self._pointers.append(self.context)
+        return self.context
+
+
+def _free(api: ModuleType, pointers: list[Any]) -> None:
+    model, *contexts = pointers
+    for context in contexts:
+        api.llama_free(context)
+    api.llama_model_free(model)
+
+
+def _view(native: _Native, vocab: int, address: int, rows: int) -> tuple[Array, list[Array]]:
+    """llama.cpp's output buffer as an array, shape (rows, vocab), and row by row."""
+    buffer = (ctypes.c_float * (rows * vocab)).from_address(address)
+    buffer.owner = native  # type: ignore[attr-defined] # whoever looks keeps it from being freed
+    table = np.ctypeslib.as_array(buffer).reshape(rows, vocab)
+    return table, list(table)
 
 
 class _Batch:
@@ -521,6 +598,13 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise CapabilityError(
             "the llama_cpp backend needs llama-cpp-python: pip install 'entropic-control[llama]'"
+        ) from error
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a shared library that is missing, or lacks another one
+        raise CapabilityError(
+            f"llama-cpp-python cannot be loaded: {error}; `entropic doctor` says more"
         ) from error
     api.llama_log_set(_keep_errors(api), None)
     api.llama_backend_init()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from entropic_control.backends.caller import innermost
 from entropic_control.backends.micro import MicroLoop, Source
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import sample
+from entropic_control.controllers.measurement import sample
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.softmax import load_compiled
 from entropic_control.errors import CapabilityError, EntropicError, LogitsError
@@ -32,6 +34,25 @@ _BEHIND: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grammar": (lambda g: g is None, "it would forbid tokens that are drawn already: leave it out"),
 }
 """Settings of `Llama.sample` that act behind every processor: when they do nothing, and what to do."""
+
+
+_BY_HAND = 64
+"""Completions in loops of users' own that may take turns."""
+
+
+@dataclass(eq=False, slots=True)
+class _Completion:
+    """One completion under the controller."""
+
+    loop: MicroLoop
+    frame: int = 0
+    """The call of `Llama.generate` that it is."""
+    key: int = 0
+    """Seed of its draws."""
+    ids: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Its tokens so far, where nothing else tells completions apart."""
+    refused: bool = False
+    error: EntropicError | None = None
 
 
 def entropic_logits_processor(
@@ -67,7 +88,9 @@ class EntropicSampler(list["EntropicSampler"]):
     llama.cpp applies temperature, top-k, top-p and more behind every processor, with defaults that are
     not neutral; with one token left they draw what was measured. Settings that are neither neutral nor
     llama-cpp-python's defaults would be lost, and are refused. Every completion begins with a fresh
-    state.
+    state, and completions of several `Llama` objects may take turns; `trace`, `state` and `error` are
+    those of the one that drew last. Completions of one `Llama` share its KV cache: where they take turns,
+    the one that was left behind is refused.
 
     It is a list that holds itself, because llama-cpp-python wants a list of processors.
 
@@ -79,15 +102,18 @@ class EntropicSampler(list["EntropicSampler"]):
 
     def __init__(self, source: Source, overrides: dict[str, float], seed: int | None) -> None:
         super().__init__([self])
-        self._loop = MicroLoop(source, overrides)
+        self._overrides = overrides
         self._seed = seed
-        self._key = 0
-        self._length = -1
-        self._chain: Callable[[], Any] = lambda: None
-        self._refused = False
-        self.error: EntropicError | None = None
-        """What went wrong in the last completion; None if nothing did."""
+        self._now = _Completion(MicroLoop(source, overrides))
+        self._parts = self._now.loop.parts
+        self._of_chain: WeakKeyDictionary[Any, _Completion] = WeakKeyDictionary()
+        self._by_hand: deque[_Completion] = deque(maxlen=_BY_HAND)
         load_compiled()
+
+    @property
+    def error(self) -> EntropicError | None:
+        """What went wrong in the completion that drew last; None if nothing did."""
+        return self._now.error
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -96,13 +122,13 @@ class EntropicSampler(list["EntropicSampler"]):
 
     @property
     def trace(self) -> dict[str, Array]:
-        """Columns of the last completion, one entry a token."""
-        return self._loop.trace
+        """Columns of the completion that drew last, one entry a token."""
+        return self._now.loop.trace
 
     @property
     def state(self) -> Any:
         """The controller's state, one row."""
-        return self._loop.state
+        return self._now.loop.state
 
     def stopping_criteria(self, *_: Array) -> bool:
         """Never stops; raises what went wrong in the processor."""
@@ -121,20 +147,39 @@ class EntropicSampler(list["EntropicSampler"]):
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         call = innermost("llama_cpp.llama", "generate")
         chain = getattr(call.variables["self"], "_sampler", None) if call else None
-        going_on = len(input_ids) == self._length + 1 if chain is None else chain is self._chain()
-        self._length = len(input_ids)
+        known = self._continued(input_ids) if chain is None else self._of_chain.get(chain)
+        frame = call.frame if call else 0
+        self._now = known if known is not None else _Completion(self._fresh(), frame)
         try:
-            if not going_on:
-                self._chain = (lambda: None) if chain is None else weakref.ref(chain)
-                self._begin()
-            return scores if self._refused else self._draw(scores)
+            if known is None:
+                if chain is None:
+                    self._by_hand.append(self._now)
+                else:
+                    self._of_chain[chain] = self._now
+                self._begin(self._now)
+            elif known.frame != frame:
+                self._now = _Completion(known.loop, frame)
+                raise CapabilityError(
+                    "another completion of the same Llama began meanwhile, and took its KV cache: "
+                    "finish one first, or make a Llama for each"
+                )
+            if chain is None:
+                self._now.ids = np.array(input_ids)
+            return scores if self._now.refused else self._draw(self._now, scores)
         except EntropicError as error:
-            self.error = error
+            self._now.error = error
             raise
 
-    def _begin(self) -> None:
-        self.error = None
-        self._refused = True
+    def _fresh(self) -> MicroLoop:
+        return MicroLoop(self._parts, self._overrides)
+
+    def _continued(self, input_ids: Array) -> _Completion | None:
+        """The completion by hand that these tokens are one more than."""
+        before = np.asarray(input_ids)[:-1]
+        return next((c for c in self._by_hand if np.array_equal(c.ids, before)), None)
+
+    def _begin(self, now: _Completion) -> None:
+        now.refused = True
         call = innermost("llama_cpp.llama", "sample")
         if call:
             _check(call.variables)
@@ -144,12 +189,11 @@ class EntropicSampler(list["EntropicSampler"]):
                     "one last"
                 )
         seed = getattr(call.variables["self"], "_seed", 0) if call else 0
-        self._key = seed if self._seed is None else self._seed
-        self._loop.start(1)
-        self._refused = False
+        now.key = seed if self._seed is None else self._seed
+        now.refused = False
 
-    def _draw(self, scores: Array) -> Array:
-        loop = self._loop
+    def _draw(self, now: _Completion, scores: Array) -> Array:
+        loop = now.loop
         row = np.array(scores, np.float32)
         command = loop.command([row])
         count = int(loop.counts[0])
@@ -158,7 +202,7 @@ class EntropicSampler(list["EntropicSampler"]):
             command,
             loop.parts.estimator,
             loop.parts.truncation,
-            [uniform(self._key, count)],
+            [uniform(now.key, count)],
             [-1],
         )
         if token < 0:

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import yaml
 from numpy.typing import ArrayLike
 from pydantic import ValidationError
 
 from entropic_control.controllers.base import Array, Rows, Strict, unknown_name
 from entropic_control.controllers.estimators import Estimator
 from entropic_control.controllers.kinds import KindOf, families
-from entropic_control.controllers.measure import truncated_before
+from entropic_control.controllers.measurement import truncated_before
 from entropic_control.controllers.signals import Reading
 from entropic_control.controllers.temperature.base import Command, TemperatureController
 from entropic_control.errors import ConfigError
+from entropic_control.yaml_files import read_data
 
 Source = Any
 """A temperature controller, a `Config`, what a configuration file holds, or the path of one."""
@@ -80,10 +80,7 @@ def micro_of(source: Source) -> Micro:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"no configuration can be read at {str(path)!r}: {error}") from None
+    data = read_data(path)
     if data is not None and not isinstance(data, dict):
         raise ConfigError(f"{str(path)!r} must hold a mapping, not {type(data).__name__}")
     return data or {}

@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
@@ -28,6 +28,7 @@ from entropic_control.backends.base import (
     Prompt,
     step_shape,
 )
+from entropic_control.backends.closing import close_off
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import moments, surprisals
@@ -35,6 +36,9 @@ from entropic_control.errors import CapabilityError, DecodeError, NoRoom
 
 _CACHE = 1 << 28
 """Bytes of logits that a plant remembers."""
+
+_PLANT = ("seed", "vocab", "sharpness", "drift", "relax", "bias", "end")
+"""What makes a plant this one and no other: size, speed and abilities do not."""
 
 
 class SimulatedConfig(BackendConfig):
@@ -137,10 +141,14 @@ class Simulated:
             adjacent=config.adjacent,
             block=config.block,
         )
+        plant = {name: getattr(config, name) for name in _PLANT}
+        self.fingerprint = json.dumps(plant)
         self.cost = CostModel(config.costs())
         self._true = CostModel(config.costs())
         # The rows of a large vocabulary together would not fit into memory.
-        self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(self._logits_after)
+        self._after = lru_cache(maxsize=_CACHE // (8 * config.vocab) + 1)(
+            partial(_logits_after, config)
+        )
         self._texts = [_Text() for _ in range(config.slots)]
         self._before_drafts: list[list[_Text]] = [[] for _ in range(config.slots)]
         self._clock = 0.0
@@ -200,17 +208,6 @@ class Simulated:
             raise NoRoom(1, f"slot {chunk.slot} would pass its context of {self.config.context}")
         if not np.all((chunk.tokens >= 0) & (chunk.tokens < self.config.vocab)):
             raise DecodeError(-1, f"slot {chunk.slot} was given a token outside the vocabulary")
-
-    def _logits_after(self, token: int) -> Array:
-        """Logits after a token, at no disorder: a property of the seed and the token alone.
-
-        Contexts differ: after some tokens the next is nearly certain, as inside a word.
-        """
-        rng = np.random.default_rng((self.config.seed, token))
-        sharpness = self.config.sharpness * rng.lognormal(0.0, 0.5)
-        row = sharpness * rng.standard_normal(self.config.vocab)
-        row[0] = -np.inf if self.config.end is None else self.config.end
-        return row
 
     def _row(self, text: _Text) -> Array:
         return np.asarray(self._after(text.last) * np.exp(-text.disorder))
@@ -297,4 +294,16 @@ class Simulated:
         self._clock += seconds
 
     def close(self) -> None:
-        self._texts = [_Text() for _ in range(self.config.slots)]
+        close_off(self)
+
+
+def _logits_after(config: SimulatedConfig, token: int) -> Array:
+    """Logits after a token, at no disorder: a property of the seed and the token alone.
+
+    Contexts differ: after some tokens the next is nearly certain, as inside a word.
+    """
+    rng = np.random.default_rng((config.seed, token))
+    sharpness = config.sharpness * rng.lognormal(0.0, 0.5)
+    row = sharpness * rng.standard_normal(config.vocab)
+    row[0] = -np.inf if config.end is None else config.end
+    return row

@@ -8,8 +8,8 @@ import numpy as np
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.estimators import FullEntropy
-from entropic_control.controllers.measure import Support
-from entropic_control.controllers.measure import measure as measure_in_numpy
+from entropic_control.controllers.measurement import Support
+from entropic_control.controllers.measurement import measure as measure_in_numpy
 from entropic_control.controllers.signals import Distribution, Reading, whole_row_reading
 from entropic_control.controllers.softmax import GREEDY, invalid, moments
 from entropic_control.controllers.temperature.base import Command

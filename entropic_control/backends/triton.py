@@ -25,6 +25,7 @@ from entropic_control.backends.base import (
     Forward,
     Prompt,
 )
+from entropic_control.backends.closing import CLOSED, close_off
 from entropic_control.backends.cost import CostModel, Weights
 from entropic_control.backends.paged.pool import BLOCK, BlockPool, Table
 from entropic_control.controllers.base import Array
@@ -197,7 +198,6 @@ class Triton:
             can_draw=config.sampling == "device"
             or (config.sampling == "auto" and self.device.type == "cuda"),
         )
-        self.resident = False
         self._sampler = Sampler(config.slots, vocab, self.device, config.kernels)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         self.cost = CostModel(_prior(parameters, self.device.type))
@@ -239,6 +239,12 @@ class Triton:
                     f"interface as the paged kernels need it"
                 )
 
+    @cached_property
+    def fingerprint(self) -> str:
+        from entropic_control.backends.paged.loading import digest
+
+        return digest(self._model)
+
     def encode(self, prompt: Prompt) -> Array:
         return self._text.encode(prompt)
 
@@ -258,7 +264,7 @@ class Triton:
         listed = own if isinstance(own, list) else [own]
         return frozenset(t for t in [*listed, self._text.end] if t is not None)
 
-    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+    def forward(self, chunks: Sequence[Chunk], *, resident: bool = False) -> Forward:
         for chunk in chunks:
             self._check(chunk)
         if len({chunk.slot for chunk in chunks}) < len(chunks):
@@ -270,7 +276,7 @@ class Triton:
         copies = [self._pool.extend(table, len(chunk.tokens)) for chunk, table in pairs]
         try:
             self._storage.copy([copy for copy in copies if copy is not None])
-            result = self._runner(chunks, tables, resident=self.resident)
+            result = self._runner(chunks, tables, resident=resident)
         except Exception as error:
             for chunk, table, copy in zip(chunks, tables, copies, strict=True):
                 self._pool.retract(table, chunk.start, copy)
@@ -392,7 +398,9 @@ class Triton:
             self._model.set_attn_implementation(NAME)
 
     def close(self) -> None:
-        del self._model, self._runner, self._cache, self._storage, self._sampler
+        # Let go of at once, whoever still holds this object.
+        self._model = self._runner = self._cache = self._storage = self._sampler = CLOSED
+        close_off(self)
 
 
 def _prior(parameters: int, device: str) -> Weights:

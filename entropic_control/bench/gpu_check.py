@@ -185,7 +185,6 @@ def _time_decode(
         sampling="device",
     )
     backend = Triton(config, model)
-    backend.resident = True
     # The newest block and an even spread of the others, as after pruning.
     numbers = np.linspace(0, width - 1, kept).round().astype(int).tolist()
     numbers[-1] = width - 1
@@ -205,7 +204,7 @@ def _time_decode(
             Chunk(slot, backend.length(slot), np.ones(1, np.int32), True) for slot in range(rows)
         ]
         began = time.perf_counter()
-        logits = backend.forward(chunks).logits
+        logits = backend.forward(chunks, resident=True).logits
         if controlled:
             backend.draw(logits, draw)
         else:

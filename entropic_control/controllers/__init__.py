@@ -1,5 +1,7 @@
 """Controllers: pure, frozen, backend-agnostic; numpy and pydantic only."""
 
+import sys
+
 from entropic_control.controllers.base import Controller, Linear
 from entropic_control.controllers.calibration import (
     CalibratedEntropy,
@@ -8,6 +10,7 @@ from entropic_control.controllers.calibration import (
     fit_temperature,
 )
 from entropic_control.controllers.estimators import Estimator, FullEntropy, TopKEntropy
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.priority import (
     EntropicPriority,
     FirstCome,
@@ -40,7 +43,14 @@ from entropic_control.controllers.temperature import (
     SlewLimit,
     TemperatureController,
 )
-from entropic_control.controllers.truncation import MinP, NoTruncation, TopK, TopP, Truncation
+from entropic_control.controllers.truncation import (
+    MinP,
+    NoTruncation,
+    TopK,
+    TopP,
+    Truncation,
+    Typical,
+)
 
 __all__ = [
     "AttentionPruning",
@@ -80,6 +90,11 @@ __all__ = [
     "TopKEntropy",
     "TopP",
     "Truncation",
+    "Typical",
     "expected_calibration_error",
     "fit_temperature",
+    "measure",
 ]
+
+# The module's name before it was that of its function; importing from it still works.
+sys.modules[f"{__name__}.measure"] = sys.modules[f"{__name__}.measurement"]

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from entropic_control.errors import ConfigError
 
@@ -20,12 +20,50 @@ Rows = Array | Sequence[Array]
 """Logits of several sequences: an array of shape (rows, vocab), or rows of shape (vocab,)."""
 
 
+_SCALARS = ("bool", "int", "float", "str")
+
+
+def _make_strict(schema: Any) -> None:
+    """Have the scalars in a schema take their own type alone: no `true` for 1, no "5" for 5.
+
+    An integer is a number where one with a fraction is wanted. Containers stay as they are, since a file
+    has lists where a field is a tuple.
+    """
+    if isinstance(schema, dict):
+        if schema.get("type") in _SCALARS:
+            schema["strict"] = True
+        for inner in schema.values():
+            _make_strict(inner)
+    elif isinstance(schema, list | tuple):
+        for inner in schema:
+            _make_strict(inner)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's, or a list of them, as Python's own."""
+    if isinstance(value, np.number):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
+        return value.tolist()
+    if isinstance(value, list | tuple) and any(isinstance(inner, np.number) for inner in value):
+        return [_plain(inner) for inner in value]
+    return value
+
+
 class Strict(BaseModel):
     """A frozen model that refuses unknown keys and says which keys it knows."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="strings"
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = handler(source)
+        _make_strict(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod
@@ -34,6 +72,7 @@ class Strict(BaseModel):
             for key in data:
                 if key not in cls.model_fields:
                     raise unknown_name("key", key, cls.model_fields)
+            return {key: _plain(value) for key, value in data.items()}
         return data
 
     def replace(self, **changes: Any) -> Self:
@@ -132,7 +171,10 @@ class Controller(Kinded):
         if field not in overrides:
             return np.full(rows, default, dtype)
         try:
-            column = np.broadcast_to(np.asarray(overrides[field], dtype), (rows,)).copy()
+            given = overrides[field]
+            if any(isinstance(value, bool | str) for value in np.ravel(np.asarray(given, object))):
+                raise TypeError(f"{given!r} is no number")
+            column = np.broadcast_to(np.asarray(given, dtype), (rows,)).copy()
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self.family} '{self.kind}': {field} must be a number or {rows} of them: {error}"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from entropic_control.controllers.base import Kinded, unknown_name
+from entropic_control.controllers.base import Kinded, Strict, unknown_name
+from entropic_control.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
@@ -27,9 +28,51 @@ _describing: ContextVar[frozenset[str]] = ContextVar("_describing", default=froz
 
 
 def register(cls: type[Kinded]) -> None:
-    """Make `cls` known under its family and kind; a later definition replaces an earlier one."""
+    """Make `cls` known under its family and kind.
+
+    The same class, defined again as in a notebook's cell, takes the earlier one's place. So does another
+    class of a user, with a warning.
+
+    Raises
+    ------
+    ConfigError
+        If the kind is one of this package's own.
+    """
     kind = cls.model_fields["kind"].default
-    _registry.setdefault(cls.family, {})[kind] = cls
+    known = _registry.setdefault(cls.family, {})
+    taken = known.get(kind)
+    if taken is not None and _name(taken) != _name(cls):
+        words = f"{cls.family} kind {kind!r} of {_name(cls)} is that of {_name(taken)}"
+        if taken.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise ConfigError(f"{words}, which comes with this package: give it another kind")
+        warnings.warn(f"{words}, and takes its place", stacklevel=4)
+    known[kind] = cls
+
+
+def _name(cls: type[Kinded]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _named_by_its_kind(model: Kinded) -> bool:
+    """Whether a configuration that names the model's kind gives its class."""
+    cls = _registry.get(model.family, {}).get(model.kind)
+    return cls is not None and _name(cls) == _name(type(model))
+
+
+def fields_of(model: Strict) -> dict[str, Any]:
+    """A part of a configuration as the mapping that gives it.
+
+    Raises
+    ------
+    ConfigError
+        If its kind gives another class, as a subclass has that keeps the kind of its parent.
+    """
+    if isinstance(model, Kinded) and not _named_by_its_kind(model):
+        raise ConfigError(
+            f"{model.family} kind {model.kind!r} does not give a {_name(type(model))}, which keeps the "
+            f"kind of its parent: give the class a kind of its own"
+        )
+    return dict(model)
 
 
 @lru_cache(maxsize=1)
@@ -71,9 +114,7 @@ class KindOf:
     ) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self._resolve,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda model: model.model_dump(mode="json")
-            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(_dumped),
         )
 
     def __get_pydantic_json_schema__(
@@ -99,13 +140,12 @@ class KindOf:
             return value
         if isinstance(value, str):
             value = {"kind": value}
-        if not isinstance(value, dict) or "kind" not in value:
-            raise unknown_name(f"{self.family} kind", _missing_kind(value), known)
-        kind = value["kind"]
-        if kind not in known:
+        kind = value.get("kind", "(none given)") if isinstance(value, dict) else value
+        if not isinstance(kind, str) or kind not in known:
             raise unknown_name(f"{self.family} kind", kind, known)
         return known[kind].model_validate(value)
 
 
-def _missing_kind(value: Any) -> object:
-    return "(none given)" if isinstance(value, dict) else value
+def _dumped(model: Kinded) -> Any:
+    fields_of(model)
+    return model.model_dump(mode="json")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from entropic_control.controllers.base import Array, Controller
-from entropic_control.controllers.softmax import Moments, weights
+from entropic_control.controllers.softmax import GREEDY, Moments, weights
 
 _ROUNDING = 1e-7
 """Relative; the sum of a float32 row must not cost the nucleus one token more."""
@@ -115,6 +115,39 @@ class MinP(Truncation):
 
     def keep(self, row: Array, of: Moments) -> Array:
         return _at_least(row, of.peak + of.temperature * float(np.log(self.p)))
+
+
+class Typical(Truncation):
+    """The tokens whose surprisal is nearest the entropy, with probability p (Meister et al., TACL 2023).
+
+    Parameters
+    ----------
+    p : float
+        Probability to keep; of equally typical tokens those of lower index go first.
+    """
+
+    kind: Literal["typical"] = "typical"
+    p: float = Field(0.9, gt=0, le=1)
+
+    def keep(self, row: Array, of: Moments) -> Array:
+        if self.p == 1 or of.temperature <= GREEDY:
+            return _at_least(row, -np.inf if self.p == 1 else of.peak)
+        live = np.flatnonzero(_at_least(row, -np.inf))
+        y = (row[live].astype(np.float64) - of.peak) / of.temperature
+        # -ln p - H by token: rows are long, and what is kept is few, so only those are put in order.
+        shift = np.abs(of.log_norm - y - of.entropy)
+        wanted = self.p * float(of.blocks.sum(dtype=np.float64)) * (1 - _ROUNDING)
+        seen = min(256, live.size)
+        while True:
+            near = np.argpartition(shift, seen - 1)[:seen]
+            near = near[np.lexsort((near, shift[near]))]
+            mass = np.cumsum(np.exp(y[near]))
+            if mass[-1] >= wanted or seen == live.size:
+                break
+            seen = min(8 * seen, live.size)
+        mask = np.zeros(row.size, np.bool_)
+        mask[live[near[: int(np.searchsorted(mass, wanted)) + 1]]] = True
+        return mask
 
 
 def within_surprisal(row: Array, of: Moments, limit: float) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from entropic_control import json_lines
 from entropic_control.controllers.base import Array
 from entropic_control.errors import CapabilityError, TraceError
 
@@ -109,16 +109,17 @@ def _read(source: Path) -> dict[str, ArrayLike]:
 
 
 def _trace_in(directory: Path) -> Path:
-    """The trace of a run, in whichever format it was written; the lines if in both."""
-    lines, parquet = directory / "trace.jsonl", directory / "trace.parquet"
-    if not lines.is_file() and not parquet.is_file():
+    """The trace of a run, in whichever format it was written; the newer one if in both."""
+    found = [directory / "trace.jsonl", directory / "trace.parquet"]
+    found = [path for path in found if path.is_file()]
+    if not found:
         raise TraceError(f"no trace.jsonl or trace.parquet in {str(directory)!r}")
-    return lines if lines.is_file() else parquet
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _json_lines(path: Path) -> dict[str, ArrayLike] | None:
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json_lines.parse(line) for _, line in json_lines.lines(path)]
     except ValueError as error:
         raise TraceError(f"{str(path)!r} is no JSON lines file: {error}") from None
     if not rows:
@@ -126,7 +127,7 @@ def _json_lines(path: Path) -> dict[str, ArrayLike] | None:
     if not all(isinstance(row, dict) for row in rows):
         raise TraceError(f"{str(path)!r} is no trace: its lines must hold one object each")
     return {
-        name: [np.nan if row.get(name) is None else row[name] for row in rows]
+        name: [row[name] if name == "request" else json_lines.number(row.get(name)) for row in rows]
         for name in _WANTED
         if name in rows[0]
     }

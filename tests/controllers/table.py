@@ -33,6 +33,7 @@ from entropic_control.controllers import (
     TopK,
     TopKEntropy,
     TopP,
+    Typical,
 )
 
 TEMPERATURES: dict[str, Controller] = {
@@ -79,6 +80,7 @@ TRUNCATIONS: dict[str, Controller] = {
     "top_k": TopK(k=5),
     "top_p": TopP(p=0.8, place="after"),
     "min_p": MinP(p=0.1),
+    "typical": Typical(p=0.9),
 }
 LOOPS = {
     f"{family} {name}": controller

@@ -14,6 +14,8 @@ import entropic_control
 
 PACKAGE = Path(entropic_control.__file__).parent
 HEAVY = ("torch", "llama_cpp", "triton", "transformers", "vllm", "matplotlib", "control")
+FILES = ("entropic_control.json_lines", "entropic_control.yaml_files")
+"""How files are read: they know errors and each other."""
 GROUND = ("entropic_control.errors", "entropic_control.controllers", "entropic_control.kernels")
 POLICIES = ("temperature", "priority", "pruning", "speculation", "truncation", "calibration")
 
@@ -49,12 +51,18 @@ def backends_may_not(name: str) -> bool:
         return (package, module) not in [(policy, "base") for policy in POLICIES]
     if name.removeprefix("entropic_control.controllers.")[:1].isupper():
         return True  # a class from the package's front door, which loads every policy
-    here = (*GROUND, "entropic_control.backends")
+    here = (*GROUND, *FILES, "entropic_control.backends")
     return within(name, ("entropic_control",)) and not within(name, here)
 
 
+def files_may_not(name: str) -> bool:
+    return within(name, ("entropic_control",)) and not within(
+        name, ("entropic_control.errors", *FILES)
+    )
+
+
 def proofs_may_not(name: str) -> bool:
-    here = (*GROUND, "entropic_control.proofs")
+    here = (*GROUND, *FILES, "entropic_control.proofs")
     return within(name, ("entropic_control",)) and not within(name, here)
 
 
@@ -64,6 +72,12 @@ FLOORS = {
     "backends": backends_may_not,
     "proofs": proofs_may_not,
 }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reading_files_knows_nothing_above(name: str) -> None:
+    source = (PACKAGE / f"{name.rpartition('.')[2]}.py").read_text()
+    assert not {found for found in imported(source) if files_may_not(found)}
 
 
 @pytest.mark.parametrize("floor", FLOORS)

@@ -16,7 +16,7 @@ from test_softmax import oracle
 
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.estimators import FullEntropy
-from entropic_control.controllers.measure import measure, sample
+from entropic_control.controllers.measurement import measure, sample
 from entropic_control.controllers.softmax import (
     GREEDY,
     Moments,

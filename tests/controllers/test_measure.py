@@ -20,9 +20,10 @@ from entropic_control.controllers import (
     TopK,
     TopKEntropy,
     TopP,
+    Typical,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure, truncated_before
+from entropic_control.controllers.measurement import measure, truncated_before
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.state import split, stack
 from entropic_control.controllers.temperature import Command
@@ -31,7 +32,7 @@ from entropic_control.errors import EntropicError
 pytestmark = pytest.mark.filterwarnings("error")
 INF = np.inf
 COLUMNS = ("entropy", "varentropy", "raw_entropy", "lower", "upper", "tail_mass")
-CUTS = [NoTruncation(), TopP(p=0.9), TopK(k=20, place="after"), MinP(p=0.05)]
+CUTS = [NoTruncation(), TopP(p=0.9), TopK(k=20, place="after"), MinP(p=0.05), Typical(p=0.9)]
 
 
 def rows_of(count: int, vocab: int = 800, seed: int = 0) -> Array:

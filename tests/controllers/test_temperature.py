@@ -25,9 +25,10 @@ from entropic_control.controllers import (
     SlewLimit,
     TopK,
     TopP,
+    Typical,
 )
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import Reading, reading
 from entropic_control.controllers.softmax import moments
@@ -132,7 +133,9 @@ def test_pi_comes_back_from_saturation_at_once() -> None:
 @pytest.mark.parametrize("place", ["before", "after"])
 @pytest.mark.parametrize("target", [0.6, 1.0, 1.4])
 @pytest.mark.parametrize(
-    "truncation", [NoTruncation(), MinP(p=0.05), TopP(p=0.95), TopK(k=40)], ids=repr
+    "truncation",
+    [NoTruncation(), MinP(p=0.05), TopP(p=0.95), TopK(k=40), Typical(p=0.95)],
+    ids=repr,
 )
 def test_pi_holds_the_mean_where_many_tokens_cannot_have_the_target(
     truncation: Any, target: float, place: Any

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_softmax import logit_rows, oracle
 
-from entropic_control.controllers import MinP, NoTruncation, TopK, TopP
+from entropic_control.controllers import MinP, NoTruncation, TopK, TopP, Typical
 from entropic_control.controllers.base import Array
 from entropic_control.controllers.softmax import moments
 from entropic_control.controllers.truncation import within_surprisal
@@ -84,6 +84,31 @@ def test_min_p_is_relative_to_the_most_probable(
     assert kept[share > p * (1 + 1e-9)].all()
     assert not kept[share < p * (1 - 1e-9)].any()
     assert kept[z.argmax()]
+
+
+@given(ROWS, st.floats(0.01, 0.999), st.floats(0.3, 3))
+def test_typical_is_the_smallest_set_about_the_entropy(
+    row: list[float], p: float, temperature: float
+) -> None:
+    z = np.array(row)
+    kept = Typical(p=p).keep(z, moments(z, temperature))
+    probability, entropy, _ = oracle(z, temperature)
+    shift = np.full(z.size, INF)
+    shift[probability > 0] = np.abs(-np.log(probability[probability > 0]) - entropy)
+    assert kept.any()
+    assert not kept[z == -INF].any()
+    assert probability[kept].sum() >= p - 1e-6
+    furthest = shift[kept].max()
+    assert shift[~kept].min(initial=INF) >= furthest - 1e-6
+    assert kept.sum() == 1 or probability[kept & (shift < furthest - 1e-9)].sum() < p + 1e-6
+
+
+def test_typical_of_a_flat_vocabulary_looks_beyond_its_first_guess() -> None:
+    row = (np.random.default_rng(0).standard_normal(20_000) * 0.1).astype(np.float32)
+    kept = Typical(p=0.9).keep(row, moments(row, 1.0))
+    assert oracle(row)[0][kept].sum() == pytest.approx(0.9, abs=1e-3)
+    assert Typical(p=0.9).keep(row, moments(row, 0.0)).sum() == 1
+    assert Typical(p=1.0).keep(row, moments(row, 0.7)).all()
 
 
 @given(ROWS, st.floats(-5, 20), st.floats(0.3, 3))

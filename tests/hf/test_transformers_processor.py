@@ -31,7 +31,7 @@ from entropic_control.controllers import (
     TopP,
     Truncation,
 )
-from entropic_control.controllers.measure import measure as measure_in_numpy
+from entropic_control.controllers.measurement import measure as measure_in_numpy
 from entropic_control.controllers.temperature import Command
 from entropic_control.errors import CapabilityError, ConfigError, LogitsError
 

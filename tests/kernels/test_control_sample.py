@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from entropic_control.controllers.estimators import FullEntropy
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.sampling import uniform
 from entropic_control.controllers.signals import reading
 from entropic_control.controllers.softmax import draw, moments

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,16 @@ def test_empty_missing_and_damaged_traces(tmp_path: Path, format: str) -> None:
             identify(tmp_path)
 
 
-def test_of_two_formats_the_lines_are_read(
+def test_of_two_formats_the_newer_is_read(
     tmp_path: Path, synthetic: Callable[..., Columns]
 ) -> None:
     write(tmp_path, synthetic(tokens=100), "jsonl")
     write(tmp_path, synthetic(tokens=200), "parquet")
-    assert identify(tmp_path).tokens == 400
+    for newer, tokens in (("parquet", 800), ("jsonl", 400)):
+        for format in ("parquet", "jsonl"):
+            when = 2_000_000_000 if format == newer else 1_900_000_000
+            os.utime(tmp_path / f"trace.{format}", (when, when))
+        assert identify(tmp_path).tokens == tokens
     assert identify(tmp_path / "trace.parquet").tokens == 800
 
 

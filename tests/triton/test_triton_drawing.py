@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
-from families import backend, engine, prompt, requests, tokens_of, torch
+from families import backend, engine, model_of, prompt, requests, tokens_of, torch
 
 from entropic_control.backends.paged.drawing import joined
 from entropic_control.config import Config
@@ -23,6 +26,7 @@ from entropic_control.controllers import (
     TopP,
 )
 from entropic_control.drawing import fits
+from entropic_control.errors import EngineClosed
 
 PROMPTS = [prompt(20 + 11 * n, n) for n in range(4)]
 COLUMNS = (
@@ -52,7 +56,7 @@ def traced(sampling: str, mode: str = "reference", **parts: Any) -> tuple[Any, A
 def test_the_device_path_equals_the_numpy_path(parts: dict[str, Any]) -> None:
     tokens, host, _ = traced("host", **parts)
     drawn, device, run = traced("device", **parts)
-    assert run.backend.resident
+    assert run._loops._device is not None
     assert drawn == tokens
     for name in COLUMNS:
         np.testing.assert_allclose(
@@ -100,7 +104,7 @@ def test_pruning_sees_the_same_surprisals() -> None:
 def test_other_controllers_run_on_the_host(parts: dict[str, Any], fit: bool) -> None:
     assert fits(Config(**parts)) == fit
     run = engine(backend(sampling="device"), **parts)
-    assert run.backend.resident == fit
+    assert (run._loops._device is not None) == fit
     assert len(tokens_of(run.run(requests(PROMPTS[0], tokens=3)))[0]) == 3
 
 
@@ -109,8 +113,30 @@ def test_a_dry_run_stays_on_the_host() -> None:
 
     on = backend(sampling="device")
     run = Engine(Config(temperature=PITemperature()), on, dry_run=True)
-    assert not on.resident
     assert tokens_of(run.run(requests(PROMPTS[0], tokens=3)))
+
+
+@pytest.mark.parametrize("order", ["device first", "dry run first", "in turn"])
+def test_engines_on_one_backend_do_not_change_each_other(order: str) -> None:
+    """Where a step leaves its logits belongs to the step: not to the backend, nor to the last engine."""
+    from entropic_control.engine import Engine
+
+    parts: dict[str, Any] = {"temperature": PITemperature(), "truncation": MinP(p=0.1)}
+    alone = [
+        tokens_of(Engine(Config(**parts), backend(sampling="device"), dry_run=dry).run(work()))
+        for dry in (False, True)
+    ]
+    on = backend(sampling="device")
+    dry = order == "dry run first"
+    made = [Engine(Config(**parts), on, dry_run=flag) for flag in (dry, not dry)]
+    turns = (0, 1, 0, 1) if order == "in turn" else (0, 1)
+    for turn in turns:
+        run = made[turn]
+        assert tokens_of(run.run(work())) == alone[run.dry_run]
+
+
+def work() -> Any:
+    return requests(PROMPTS[0], tokens=5)
 
 
 def test_rows_that_lie_together_are_not_copied() -> None:
@@ -124,7 +150,6 @@ def test_rows_that_lie_together_are_not_copied() -> None:
 
 def test_an_invalid_row_moves_nothing() -> None:
     on = backend(sampling="device")
-    on.resident = True
     from entropic_control.backends.base import Draw
 
     z = torch.randn(3, 512)
@@ -145,3 +170,34 @@ def test_a_forced_token_is_taken_on_the_device_too() -> None:
     told = tokens_of(report)[1]
     assert (told[0], told[2]) == (7, 9)
     assert np.isfinite(run.trace.tokens["raw_surprisal"]).all()
+
+
+def test_a_closed_backend_refuses_typed_and_a_dropped_one_is_gone() -> None:
+    on = backend(sampling="device")
+    other = backend(copy.deepcopy(model_of("llama")), sampling="device")
+    run = engine(on, temperature=PITemperature(target=3.0))
+    run.run(work())
+    made = on.fingerprint
+    assert made == other.fingerprint
+    with torch.no_grad():
+        weight = next(other._model.parameters())
+        weight += 1.0
+    del other.__dict__["fingerprint"]
+    assert other.fingerprint != made
+    on.close()
+    on.close()
+    for use in (on.room, on.now, lambda: on.ends, lambda: on.encode([5]), lambda: on.fingerprint):
+        with pytest.raises(EngineClosed, match="the backend was closed"):
+            use()
+    with pytest.raises(EngineClosed):
+        run.run(work())
+    run = engine(other, temperature=PITemperature(target=3.0))
+    run.run(work())
+    gone = weakref.ref(other)
+    gc.collect()
+    gc.disable()
+    try:
+        del other, run, weight
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from entropic_control.backends.base import Prompt
+from entropic_control.backends.chat_template import Special, Specials, render
 from entropic_control.controllers.base import Array
 from entropic_control.errors import ModelError
 
@@ -43,7 +44,7 @@ class Text:
         if isinstance(prompt, str):
             if self._chat and self._template:
                 return self._render([{"role": "user", "content": prompt}])
-            return self._ids(prompt, special=True)
+            return self._ids(prompt, add=True, parse=False)
         if len(prompt) and isinstance(prompt[0], dict):
             return self._render([turn for turn in prompt if isinstance(turn, dict)])
         return np.asarray(prompt, np.int32)
@@ -55,16 +56,38 @@ class Text:
     def _render(self, turns: list[dict[str, str]]) -> Array:
         if not self._template:
             raise ModelError("the model has no chat template: give text or token ids")
+        rendered = render(self._formatted, turns, self._specials)
+        parts = self._specials.split(rendered)
+        if parts is None:
+            return self._ids(rendered.text, add=False, parse=True)
+        pieces = (
+            [p] if isinstance(p, int) else self._ids(p, add=False, parse=False) for p in parts
+        )
+        return np.concatenate([np.asarray(piece, np.int32) for piece in pieces])
+
+    def _formatted(self, turns: list[dict[str, str]]) -> str:
         text = self._tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=False
         )
-        return self._ids(text, special=False)
+        return str(text)
 
-    def _ids(self, text: str, *, special: bool) -> Array:
+    @cached_property
+    def _specials(self) -> Specials:
+        added = self._tokenizer.added_tokens_decoder.items()
+        return Specials(
+            Special(token.content, number, token.lstrip, token.rstrip)
+            for number, token in added
+            if token.special
+        )
+
+    def _ids(self, text: str, *, add: bool, parse: bool) -> Array:
+        """Token ids, int32; with `parse` the texts of control tokens become those tokens."""
         if self._tokenizer is None:
             raise ModelError("the model has no tokenizer: give token ids, or set backend.tokenizer")
         text.encode()  # a lone surrogate is an error here and a crash in the tokenizer
-        ids = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids = self._tokenizer(text, add_special_tokens=add, split_special_tokens=not parse)[
+            "input_ids"
+        ]
         return np.asarray(ids, np.int32)
 
     @property
