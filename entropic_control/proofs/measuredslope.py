@@ -15,7 +15,7 @@ import numpy as np
 
 from entropic_control.controllers import Estimator, FullEntropy, NoTruncation, Truncation
 from entropic_control.controllers.base import Array
-from entropic_control.controllers.measure import measure
+from entropic_control.controllers.measurement import measure
 from entropic_control.controllers.temperature import Command
 from entropic_control.proofs.claim import TRIALS, Claim
 from entropic_control.proofs.rollout import moves_temperature, stands_still

@@ -27,6 +27,7 @@ BUILTIN = (
     "measuredslope",
     "linearloop",
     "loopclaims",
+    "lawclaims",
     "requestgains",
     "cutting",
     "estimates",

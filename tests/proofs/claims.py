@@ -24,6 +24,7 @@ from entropic_control.controllers import (
 from entropic_control.controllers.calibration import CalibratedEntropy
 from entropic_control.controllers.truncation import MinP, TopK, TopP
 from entropic_control.proofs import Claim
+from entropic_control.proofs.anylaw import any_law
 from entropic_control.proofs.attention import dropped_mass
 from entropic_control.proofs.bounded import bounded
 from entropic_control.proofs.conformance import conformance
@@ -31,6 +32,7 @@ from entropic_control.proofs.convergence import convergence
 from entropic_control.proofs.coupled import coupled
 from entropic_control.proofs.cutting import cutting
 from entropic_control.proofs.estimates import estimates
+from entropic_control.proofs.exactgain import exact_gain
 from entropic_control.proofs.fastgain import fast_gain
 from entropic_control.proofs.indexorder import index_order
 from entropic_control.proofs.linearloop import linear_loop
@@ -62,6 +64,8 @@ _MAKERS: dict[str, Callable[[], Claim]] = {
     "time-varying gain, fixed": partial(fast_gain, FixedTemperature(), 0.1, 30.0),
     "every gain": partial(scheduled_gain, PITemperature()),
     "every gain, unfiltered": partial(scheduled_gain, PITemperature(filter=1.0, kp=0.02, ki=0.01)),
+    "exact arithmetic": partial(exact_gain, PITemperature(), VOCAB),
+    "every law of gains": partial(any_law, PITemperature(), VOCAB),
     "per-request gains": partial(request_gains, PITemperature(), GAINS),
     "boundedness": partial(bounded, PITemperature(), VOCAB),
     "boundedness, no schedule": partial(bounded, PLAIN, VOCAB),
