@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from entropic_control.certification import certify
     from entropic_control.config import Config, load_config
     from entropic_control.engine import Engine
     from entropic_control.persistence import restore
@@ -23,6 +24,7 @@ _HOMES = {
     "Engine": "engine",
     "Report": "report",
     "Request": "request",
+    "certify": "certification",
     "load_config": "config",
     "restore": "persistence",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "Engine",
     "Report",
     "Request",
+    "certify",
     "load",
     "load_config",
     "restore",

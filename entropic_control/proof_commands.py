@@ -14,7 +14,9 @@ def add_commands(subparsers: Any) -> None:
         "certify", help="prove a configuration's stability and bounds", description=_certify.__doc__
     )
     certify.add_argument("config", help="YAML or JSON file")
-    certify.add_argument("--delay", type=int, default=1, help="tokens from measurement to effect")
+    certify.add_argument(
+        "--delay", type=int, help="tokens from measurement to effect; by default the backend's"
+    )
     certify.add_argument("--vocab", type=int, help="tokens of the vocabulary")
     certify.add_argument("--trace", type=Path, metavar="RUN_DIR", help="check assumptions on a run")
     certify.add_argument(
@@ -51,11 +53,10 @@ def add_commands(subparsers: Any) -> None:
 
 def _certify(args: argparse.Namespace) -> int:
     """Prove a configuration; exits with 0 when every claim holds and 1 when one fails."""
-    from entropic_control.config import load_config
-    from entropic_control.proofs.certify import certify
+    from entropic_control.certification import certify
 
     certificate = certify(
-        load_config(args.config),
+        args.config,
         delay=args.delay,
         vocab=args.vocab,
         trace=args.trace,

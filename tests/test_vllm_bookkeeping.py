@@ -283,6 +283,7 @@ def test_gains_of_its_own_reach_through_a_wrapper() -> None:
         ({"target": [1.0]}, "target must be a number"),
         ({"target": True}, "target must be a number"),
         ({"kp": -0.1}, "kp cannot be"),
+        ({"kp": 50}, "kp cannot be 50: a request may set 0 to"),
         ({"ki": 0}, "ki cannot be"),
         ({"enabled": "maybe"}, "enabled must be true or false"),
         ({"enabled": []}, "enabled must be true or false"),

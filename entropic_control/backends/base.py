@@ -269,6 +269,15 @@ class BackendConfig(Kinded):
     family: ClassVar[str] = "backend"
     cost_model: Literal["measured", "fixed"] = "measured"
 
+    @property
+    def delay(self) -> int:
+        """Tokens from a measurement to the first token drawn under the command that it led to.
+
+        One, with drafts too, which are verified token by token, and in vLLM, where a reading moves its
+        state before the next step samples; an engine that runs ahead of its readings has more.
+        """
+        return 1
+
     @abstractmethod
     def open(self) -> Backend:
         """Load the model and make the engine ready.

@@ -6,6 +6,8 @@ from entropic_control.proofs.design import design, expected
 from entropic_control.proofs.identify import Plant, identify
 from entropic_control.proofs.loop import Loop, open_loop, state_space
 from entropic_control.proofs.margins import Margins, loop_margins, margins
+from entropic_control.proofs.subject import Subject
+from entropic_control.proofs.table import claim
 
 __all__ = [
     "Assumption",
@@ -14,7 +16,9 @@ __all__ = [
     "Loop",
     "Margins",
     "Plant",
+    "Subject",
     "certify",
+    "claim",
     "design",
     "expected",
     "identify",

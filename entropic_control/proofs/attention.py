@@ -102,6 +102,8 @@ class DroppedMass(Claim):
 
     def check(self) -> list[str]:
         """All bounds are attained: even attention; opposite values; a point mass that leaks evenly."""
+        if not 0 < self.mass < 1:
+            return [f"{self.mass:g} is no share of the attention"]
         faults = []
         if not measures_mass(self.pruning):
             faults.append(
@@ -132,6 +134,9 @@ class DroppedMass(Claim):
         leaked = np.full(self.tokens, max(mass, 1e-300) / (self.tokens - 1))
         leaked[0] = 1 - mass
         return float(moments(np.log(leaked), 1.0).entropy)  # from a point mass, whose entropy is 0
+
+    def again(self) -> DroppedMass:
+        return dropped_mass(self.pruning, self.tokens, self.length)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random attention through the real policy; nearly extremal attention rows and distributions."""

@@ -83,6 +83,9 @@ class Bounded(Claim):
                 )
         return faults
 
+    def again(self) -> Bounded:
+        return bounded(self.controller, self.vocab)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Readings at random and at the corners (all certain, all flat, zero gain) for 60 tokens."""
         rng = np.random.default_rng(seed)

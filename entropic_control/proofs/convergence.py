@@ -39,6 +39,8 @@ class Convergence(Claim):
     """B, nats."""
     settling: float
     """Tokens in which the linear loop at gain `v_start` falls to 2 %."""
+    fill: float
+    """The target over ln(vocab)."""
     delay: int = 1
     trace: tuple[Signals, ...] = ()
 
@@ -54,12 +56,11 @@ class Convergence(Claim):
 
     @property
     def figures(self) -> dict[str, float]:
-        c = self.controller
         figures = {
             "B [nats]": self.sum_bound,
             "tokens to a mean within 0.1 nats": self.sum_bound / 0.1,
             "settling [tokens]": self.settling,
-            "target over ln(vocab)": c.target / float(np.log(self.vocab)),
+            "target over ln(vocab)": self.fill,
         }
         if self.trace:
             figures["share of tokens cut by a bound"] = float(self.cut.mean())
@@ -101,6 +102,9 @@ class Convergence(Claim):
                 f"on the trace the errors sum to {self._largest_sum():.6g} nats off the bounds, beyond B"
             )
         return faults
+
+    def again(self) -> Convergence:
+        return convergence(self.controller, self.vocab, self.delay, list(self.trace))
 
     def _from_bound_to_bound(self) -> float:
         """Nats below the target that take the real integral from the lower bound to the upper."""
@@ -166,7 +170,8 @@ def convergence(
     low, high = controller.log_bounds
     settling = float(margins(controller, controller.v_start, delay).settling)
     total = (high - low) / controller.ki
-    return Convergence(controller, vocab, total, settling, delay, tuple(trace or ()))
+    fill = controller.target / float(np.log(vocab)) if vocab > 1 else np.inf
+    return Convergence(controller, vocab, total, settling, fill, delay, tuple(trace or ()))
 
 
 def _cut(controller: PITemperature, one: Signals) -> Array:

@@ -22,6 +22,9 @@ from entropic_control.proofs.quadratic import (
 )
 from entropic_control.proofs.rollout import Rollout, centres, rollout, target_of
 
+MOST = 1e3
+"""Nats up to which the largest provable gain is looked for; no vocabulary has a tenth of it."""
+
 
 @dataclass(frozen=True)
 class FastGain(Claim):
@@ -46,6 +49,10 @@ class FastGain(Claim):
     """Largest high by the circle criterion, without bounds."""
     clipped: float
     """Largest high with bounds that clip, by a common P."""
+    rates: tuple[float, ...]
+    """Factors by which the vertices can stretch sqrt(x' P x), in a token."""
+    spare: tuple[float, float]
+    """The provable gain over the highest, and the highest over the lowest."""
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -64,13 +71,10 @@ class FastGain(Claim):
             "gain to [nats]": self.high,
             "provable gain [nats]": self.clipped,
             "provable gain without bounds [nats]": self.circle,
-            "factor left on kp and ki": self.clipped / self.high,
+            "factor left on kp and ki": self.spare[0],
         }
-        if self.P is not None:
-            rate = float(
-                growth(self.P, vertices(self.controller, self.delay, self.low, self.high)).max()
-            )
-            figures["contraction per token"] = rate
+        if self.rates:
+            figures["contraction per token"] = max(self.rates)
         return figures
 
     def check(self) -> list[str]:
@@ -83,20 +87,41 @@ class FastGain(Claim):
                 if self.clipped > 0
                 else f"the loop is unstable at gain {self.low:g} already"
             ]
-        faults = decrease(self.P, vertices(self.controller, self.delay, self.low, self.high))
-        if self.clipped > self.circle * 1.01:
+        corners = vertices(self.controller, self.delay, self.low, self.high)
+        if self.P.shape != corners[0].shape:
+            return [f"P has shape {self.P.shape}, the loop {corners[0].shape}"]
+        faults = decrease(self.P, corners)
+        rates = growth(self.P, corners) if self.P.size and not faults else np.zeros(0)
+        if not faults and not (
+            rates.shape == np.shape(self.rates) and np.allclose(rates, self.rates, rtol=1e-9)
+        ):
+            faults.append(f"the vertices stretch by {rates}, not {self.rates}")
+        spare = self.clipped / self.high, self.high / self.low
+        if not np.allclose(spare, self.spare, rtol=1e-9):
+            faults.append(f"the ratios of the gains are {spare}, not {self.spare}")
+        if not self.clipped <= self.circle * 1.01:
             faults.append("the bound with clipping exceeds the circle criterion's without")
-        family = partial(vertices, self.controller, self.delay, self.low, clips=(1.0,))
-        if np.isfinite(self.circle):
-            if common_quadratic(family(max(0.98 * self.circle, self.low))) is None:
-                faults.append(
-                    f"no P exists at 98 % of the circle criterion's gain {self.circle:.4g}"
-                )
-            if common_quadratic(family(1.02 * self.circle)) is not None:
-                faults.append(
-                    f"a P exists at 102 % of the circle criterion's gain {self.circle:.4g}"
-                )
-        return faults
+        return (
+            faults
+            + self._edge("circle criterion's gain", self.circle, 0.02, (1.0,))
+            + self._edge("provable gain", self.clipped, 0.01, (0.0, 1.0))
+        )
+
+    def _edge(self, name: str, edge: float, within: float, clips: tuple[float, ...]) -> list[str]:
+        """A common P must exist just below the gain and must not just above."""
+        if not self.low > 0 or not edge >= self.low:
+            return [f"the {name} {edge:.6g} is below the range, which starts at {self.low:.6g}"]
+
+        def exists(gain: float) -> bool:
+            found = vertices(self.controller, self.delay, self.low, gain, clips)
+            return common_quadratic(found) is not None
+
+        below, above = (min(edge * (1 + side), MOST) for side in (-within, within))
+        if not exists(max(below, self.low)):
+            return [f"no P exists just below the {name} {edge:.6g}"]
+        if above < MOST and exists(above):
+            return [f"a P exists beyond the {name} {edge:.6g}"]
+        return [] if edge < MOST or edge in (MOST, np.inf) else [f"the {name} is beyond {MOST:g}"]
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """An adversary picks each token's gain to make x' P x grow, against the real `update`."""
@@ -131,6 +156,7 @@ class _Tracked(NamedTuple):
     model: Linear
     internal: Array
     """The model's own states, deviations from rest, shape (rows, n)."""
+    integral: int | None
     centre: Array
     predicted: Array
     """ln T that the model expects of the last step, before the bounds."""
@@ -138,14 +164,18 @@ class _Tracked(NamedTuple):
     @classmethod
     def start(cls, controller: TemperatureController, delay: int, centre: Array) -> _Tracked:
         real, model = rollout(controller, len(centre), delay), controller.linearize()
-        internal = np.zeros((len(centre), model.A.shape[0]))
-        return cls(real, model, internal, centre, real.in_force)
+        internal, integral = np.zeros((len(centre), model.A.shape[0])), integral_of(model)
+        if integral is not None:
+            internal[:, integral] = real.in_force - centre
+        return cls(real, model, internal, integral, centre, real.in_force)
 
     def step(self, error: Array) -> _Tracked:
         """One token that measures `error` nats above the target."""
         predicted = self.internal @ self.model.C[0] + self.model.D[0, 0] * error + self.centre
         internal = self.internal @ self.model.A.T + np.outer(error, self.model.B[:, 0])
         real = self.real.step(target_of(self.real.controller) + error)
+        if self.integral is not None:
+            internal[:, self.integral] = real.queue[-1] - self.centre
         return self._replace(real=real, internal=internal, predicted=predicted)
 
     def mismatch(self) -> float:
@@ -170,10 +200,13 @@ def fast_gain(
     holds = partial(_holds, controller, delay, low)
     clipped = 0.0
     if circle > low and holds(low):
-        top = min(circle, 1e3)
+        top = min(circle, MOST)
         clipped = 1 / least_feasible(lambda inverse: holds(1 / inverse), 1 / top, 1 / low)
-    P = fastest(vertices(controller, delay, low, high))
-    return FastGain(controller, delay, low, high, P, circle, clipped)
+    corners = vertices(controller, delay, low, high)
+    P = fastest(corners)
+    rates = growth(P, corners).tolist() if P is not None and P.size else []
+    spare = clipped / high, high / low if low else np.inf
+    return FastGain(controller, delay, low, high, P, circle, clipped, tuple(rates), spare)
 
 
 def _holds(controller: TemperatureController, delay: int, low: float, high: float) -> bool:
@@ -189,15 +222,36 @@ def vertices(
 ) -> list[Array]:
     """The closed loop at the ends of the gain, with the clip open and shut."""
     model = controller.linearize()
-    return [closed_loop(model, g, delay, clip) for g in (low, high) for clip in clips]
+    integral, found = integral_of(model), []
+    for clip in clips:
+        for g in (low, high):
+            A = closed_loop(model, g, delay, clip)
+            if integral is not None:
+                A[integral] *= clip  # what is cut is the integral itself: its anti-windup
+            found.append(A)
+    return found
+
+
+def integral_of(model: Linear) -> int | None:
+    """The state that is the command itself, in which a velocity form keeps its integral; None without."""
+    for row in range(model.A.shape[0]):
+        if np.array_equal(model.A[row], model.C[0]) and model.B[row, 0] == model.D[0, 0]:
+            return row
+    return None
 
 
 def decrease(P: Array, matrices: list[Array]) -> list[str]:
     """What is wrong with P as a Lyapunov function of all the matrices, by eigenvalues."""
     faults = []
-    if np.linalg.eigvalsh(P).min() <= 0:
+    if not np.isfinite(P).all() or not np.array_equal(P, P.T):
+        return ["P is not symmetric and finite"]
+    if not P.size:
+        return []
+    if not np.linalg.eigvalsh(P).min() > 0:
         faults.append("P is not positive definite")
+    if not abs(np.trace(P) - 1) <= 1e-6:
+        faults.append(f"P has the trace {np.trace(P):.6g}, not 1")
     worst = max(float(np.linalg.eigvalsh(A.T @ P @ A - P).max()) for A in matrices)
-    if worst >= 0:
+    if not worst < 0:
         faults.append(f"A' P A - P has the eigenvalue {worst:.3g} >= 0 at a vertex")
     return faults

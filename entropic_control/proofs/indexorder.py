@@ -78,6 +78,9 @@ class IndexOrder(Claim):
             return ["the losses with set-up costs are not shares in order"]
         return []
 
+    def again(self) -> IndexOrder:
+        return index_order(self.priority)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random requests, extreme ones among them, against all orders at all budgets."""
         regret, _, _ = _regret(self.priority, np.random.default_rng(seed), trials, 0.0)
@@ -90,7 +93,7 @@ def index_order(priority: EntropicPriority, instances: int = 200) -> IndexOrder:
     """Brute-force random instances without set-up costs, and with some of up to a request's cost."""
     regret, _, _ = _regret(priority, np.random.default_rng(0), instances, 0.0)
     _, mean, worst = _regret(priority, np.random.default_rng(1), instances, 1.0)
-    return IndexOrder(priority, regret, mean, worst)
+    return IndexOrder(priority, round(regret, 12), mean, worst)
 
 
 def _regret(

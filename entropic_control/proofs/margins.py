@@ -17,10 +17,14 @@ import numpy as np
 from entropic_control.controllers import Linear, TemperatureController
 from entropic_control.controllers.base import Array
 from entropic_control.errors import ConfigError
+from entropic_control.proofs.crossover import crossovers
 from entropic_control.proofs.loop import Loop, open_loop
 
 GAINS = 25
 """Points, evenly spaced in the logarithm, at which a range of gains is examined."""
+
+SHARP = 0.05
+"""Distance from the unit circle below which a root gets frequencies of its own."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def critical_gains(loop: Loop) -> Array:
         middle = 0.5 * (low + high)
         same = np.sign(_imaginary(loop, middle)) == sign
         low, high = np.where(same, middle, low), np.where(same, high, middle)
-    crossings = np.concatenate([0.5 * (low + high), [np.pi]])
+    crossings = _finite(loop, np.concatenate([0.5 * (low + high), [np.pi]]))
     real = loop.at(crossings).real
     if abs(np.polyval(loop.den, 1.0)) > 1e-9 * np.abs(loop.den).sum():
         real = np.append(real, np.polyval(loop.num, 1.0) / np.polyval(loop.den, 1.0))
@@ -196,11 +200,26 @@ def _stable_between(loop: Loop, low: float, high: float) -> bool:
 
 
 def frequencies(loop: Loop) -> Array:
-    """Frequencies close enough that the phase turns little between two of them."""
+    """Frequencies close enough that the phase turns little between two of them.
+
+    Near a root of the loop that lies by the unit circle the phase turns within the root's distance from
+    it, so there the points follow that distance.
+    """
     turns = loop.delay + len(loop.den)
-    return np.concatenate(
-        [np.geomspace(1e-7, 0.02, 300, endpoint=False), np.linspace(0.02, np.pi, 48 * turns)]
-    )
+    grid = [np.geomspace(1e-7, 0.02, 300, endpoint=False), np.linspace(0.02, np.pi, 48 * turns)]
+    roots = [np.roots(p) for p in (loop.num, loop.den, loop.characteristic())]
+    for root in np.concatenate(roots):
+        away, angle = abs(abs(root) - 1), float(np.angle(root))
+        if away < SHARP and angle > 1e-6:
+            steps = np.geomspace(max(away, 1e-12) / 100, SHARP, 80)
+            grid += [angle - steps, np.array([angle]), angle + steps]
+    every = np.unique(np.concatenate(grid))
+    return _finite(loop, every[(every > 0) & (every <= np.pi)])
+
+
+def _finite(loop: Loop, omega: Array) -> Array:
+    """Those of the frequencies that are no pole of the loop."""
+    return np.asarray(omega[np.polyval(loop.den, np.exp(1j * omega)) != 0])
 
 
 def _imaginary(loop: Loop, omega: Array) -> Array:
@@ -212,26 +231,24 @@ def _imaginary(loop: Loop, omega: Array) -> Array:
 
 def _phase_and_delay(loop: Loop) -> tuple[float, float]:
     """Phase margin in degrees and delay margin in tokens, the least over all gain crossovers."""
-    omega = frequencies(loop)
-    value = _excess(loop, omega)
-    at = np.flatnonzero(np.sign(value[:-1]) * np.sign(value[1:]) < 0)
-    if not at.size:
-        return np.inf, np.inf
-    low, high, sign = omega[at], omega[at + 1], np.sign(value[at])
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        same = np.sign(_excess(loop, middle)) == sign
-        low, high = np.where(same, middle, low), np.where(same, high, middle)
-    crossover = 0.5 * (low + high)
+    crossover = crossovers(loop.num, loop.den)
+    if crossover is None:  # |L| = 1 everywhere
+        crossover = frequencies(loop)
     # The lag that would turn L onto -1; a lead that would do so is a phase margin too.
     lag = np.angle(-loop.at(crossover)) % (2 * np.pi)
     phase = np.minimum(lag, 2 * np.pi - lag)
-    return float(np.degrees(phase.min())), float((lag / crossover).min())
+    moving = crossover > 0  # no delay turns L(1)
+    tokens = (lag[moving] / crossover[moving]).min(initial=np.inf)
+    return float(np.degrees(phase.min(initial=np.inf))), min(float(tokens), _whole_tokens(loop))
 
 
-def _excess(loop: Loop, omega: Array) -> Array:
-    z = np.exp(1j * omega)
-    return np.asarray(np.abs(np.polyval(loop.num, z)) - np.abs(np.polyval(loop.den, z)))
+def _whole_tokens(loop: Loop) -> float:
+    """Less than one where |L(-1)| > 1: a token more turns L(-1) from one side of -1 to the other.
+
+    The characteristic polynomial's sign at z = -1, which stability fixes, changes with it.
+    """
+    num, den = (abs(float(np.polyval(p, -1.0))) for p in (loop.num, loop.den))
+    return float(np.nextafter(1.0, 0.0)) if num > den else np.inf
 
 
 def _disk_and_peak(loop: Loop) -> tuple[float, float]:

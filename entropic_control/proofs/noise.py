@@ -70,6 +70,7 @@ class NoiseResponse(Claim):
     disturbance: Disturbance
     predicted: Spread
     measured: Spread | None = None
+    trace: tuple[Signals, ...] = ()
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -117,12 +118,15 @@ class NoiseResponse(Claim):
             x = A @ x
         faults = []
         for name, value, sum_of_squares in zip(Spread._fields, self.predicted, total, strict=True):
-            if abs(value - np.sqrt(sum_of_squares)) > 1e-3 * value + 1e-9:
+            if not abs(value - np.sqrt(sum_of_squares)) <= 1e-3 * value + 1e-9:
                 faults.append(
                     f"the predicted std of {name} is {value:.6g}, its impulse response sums to "
                     f"{np.sqrt(sum_of_squares):.6g}"
                 )
         return faults
+
+    def again(self) -> NoiseResponse:
+        return noise_response(self.controller, self.delay, list(self.trace) or None)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Real loops with random gains and random noise; their squares over the predicted variance."""
@@ -246,4 +250,5 @@ def noise_response(
         gain, disturbance = mean_gain(trace), disturbance_of(trace)
         measured = measure(controller, trace)
     predicted = predict(controller, gain, disturbance, delay)
-    return NoiseResponse(controller, delay, gain, disturbance, predicted, measured)
+    seen = tuple(trace or ())
+    return NoiseResponse(controller, delay, gain, disturbance, predicted, measured, seen)

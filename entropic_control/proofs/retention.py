@@ -80,6 +80,9 @@ class Retention(Claim):
                 faults.append(f"{most} cells were held, beyond the bound of {self.most}")
         return faults
 
+    def again(self) -> Retention:
+        return retention(self.pruning, self.length)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random ledgers through the real rule; random runs, init, update and keep at each step."""
         rng = np.random.default_rng(seed)

@@ -115,12 +115,15 @@ class ScheduledGain(Claim):
             faults.append(f"the token matrices miss what update does by {error:.3g}")
         return faults
 
+    def again(self) -> ScheduledGain:
+        return scheduled_gain(self.controller, self.delay, high=self.high)
+
     def _model_error(self) -> float:
         """How far A x is from what the real `update` makes of x, over tokens of any varentropy."""
         rng = np.random.default_rng(0)
         c = self.controller
         centre = np.array([np.log(c.start) + 1e-3])
-        loops, worst = rollout(c, 1, self.delay), 0.0
+        loops, worst = rollout(c.replace(bounds=(1e-9, 1e9)), 1, self.delay), 0.0
         q = c.kp / c.divisor(loops.state.varentropy)
         for v in np.exp(rng.uniform(-4, 3, 60)):
             x = self._state(loops, centre)[0]

@@ -70,6 +70,9 @@ class WorkConservation(Claim):
             )
         return faults
 
+    def again(self) -> WorkConservation:
+        return work_conservation(self.priority)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random queues: is a plan empty, or its set dearer than its rows one by one?"""
         rng = np.random.default_rng(seed)

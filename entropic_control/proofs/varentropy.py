@@ -57,6 +57,9 @@ class VarentropyGain(Claim):
             faults.append("a neighbouring distribution has a larger varentropy")
         return faults
 
+    def again(self) -> VarentropyGain:
+        return largest(self.vocab)
+
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random rows through the real measurement, and a climb towards larger varentropy."""
         rng = np.random.default_rng(seed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from entropic_control.controllers import EntropicPriority
 from entropic_control.proofs.claim import TRIALS, Assumption, Claim
 from entropic_control.proofs.queueing import PaddedCost, Queue, random_queue
+from entropic_control.proofs.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -40,22 +41,21 @@ class Seating:
     max_tokens: int = 256
 
     @classmethod
-    def of(cls, subject: Any) -> Seating:
-        """What the backend of a configuration can hold; the defaults where it does not say.
+    def of(cls, subject: Subject) -> Seating:
+        """What the engine of a subject can hold; the defaults where it does not say.
 
         vLLM seats requests by itself: what it holds at once is not known here, so that one that waits is
         sure of a seat only where running requests give theirs to it.
         """
-        backend = getattr(subject, "backend", None)
-        generation = getattr(subject, "generation", None)
-        if backend is None:
-            return cls()
-        own = cls(max_tokens=getattr(generation, "max_tokens", cls.max_tokens))
-        if backend.kind == "vllm":
-            return replace(own, slots=1, can_swap=backend.voluntary_preemption)
-        names = ("slots", "can_swap", "cells", "step_tokens", "context")
-        said = {name: getattr(backend, name, getattr(own, name)) for name in names}
-        return replace(own, **said, max_tokens=min(own.max_tokens, said["context"]))
+        names = ("slots", "cells", "step_tokens", "context", "max_tokens")
+        said = {name: getattr(subject, name) for name in names}
+        known = {name: value for name, value in said.items() if value is not None}
+        if subject.preempts is not None:
+            known["can_swap"] = subject.preempts
+        if subject.backend == "vllm":
+            known["slots"] = 1
+        found = cls(**known)
+        return replace(found, max_tokens=min(found.max_tokens, found.context))
 
     def swaps(self, live: int) -> bool:
         """Whether one of `live` requests that must go ahead can be seated at the next step."""
@@ -140,6 +140,9 @@ class BoundedWaiting(Claim):
                 f"the bound of {self.bound} steps is not tight: at most {self.attained} were reached"
             ]
         return []
+
+    def again(self) -> BoundedWaiting:
+        return bounded_waiting(self.priority, self.live, self.seating)
 
     def falsify(self, trials: int = TRIALS, seed: int = 0) -> str | None:
         """Random states: does the plan hold the longest-waiting overdue? Random streams: the bound."""

@@ -1,180 +1,86 @@
-"""An unsound claim cannot pass: flip a sign or a bound in a certificate or a controller: it is caught."""
+"""An unsound claim cannot pass: forge any number of a certificate, or run a part that is wrong."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from claims import CLAIMS, PLAIN
+from forging import forgeries
+from mutants import SOUND_LOOPS, WRONG_CUTS, WRONG_ESTIMATORS, WRONG_LOOPS
 
-from entropic_control.controllers import (
-    AttentionPruning,
-    EntropicPriority,
-    EntropicPruning,
-    PITemperature,
-    SlidingWindow,
-)
+from entropic_control.controllers import AttentionPruning, EntropicPriority, EntropicPruning
 from entropic_control.controllers.priority import Plan, Priority
-from entropic_control.proofs import Claim
+from entropic_control.proofs import Claim, certify
 from entropic_control.proofs.attention import dropped_mass
-from entropic_control.proofs.coupled import PeakGain
-from entropic_control.proofs.noise import Spread
 
-TRIALS = 2_000
+TRIALS = 300
 
-# The classes below have no default kind, so that they stay out of the registry.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # some mutants overflow
 
 
-def caught(claim: Claim) -> bool:
-    """Whether the check or the falsifier sees through the claim."""
-    return bool(claim.check()) or claim.falsify(TRIALS) is not None
+def named(part: Any) -> str:
+    inner = getattr(part, "inner", None)
+    return part.kind if inner is None else f"{part.kind} of {named(inner)}"
 
 
-Change = dict[str, Any] | Callable[[Any], dict[str, Any]]
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_forged_number_is_caught_by_the_check(name: str) -> None:
+    claim = CLAIMS[name]()
+    assert claim.holds, claim.faults
+    forged = list(forgeries(claim))
+    assert forged
+    # With another length as many blocks stay: that is no forgery but the truth about another question.
+    survivors = [how for how, other in forged if other.holds and not how.startswith("length")]
+    assert not survivors, f"of {len(forged)} forgeries"
 
-FORGED: list[tuple[str, Change]] = [
-    ("plant gain", lambda c: {"bound": -c.bound}),
-    ("plant gain", lambda c: {"bound": 0.99 * c.bound}),
-    ("plant gain", lambda c: {"bound": 1.01 * c.bound}),
-    ("plant gain", lambda c: {"rest": 1 - c.rest}),
-    (
-        "linear loop",
-        lambda c: {"margins": replace(c.margins, gain_margin=1.05 * c.margins.gain_margin)},
-    ),
-    ("linear loop", lambda c: {"margins": replace(c.margins, gain_margin=np.inf)}),
-    ("linear loop", lambda c: {"margins": replace(c.margins, pole_radius=0.9)}),
-    ("linear loop", lambda c: {"margins": replace(c.margins, stable=False)}),
+
+@pytest.mark.parametrize("controller", WRONG_LOOPS, ids=named)
+def test_a_wrong_loop_fails_without_a_falsifier(controller: Any) -> None:
+    certificate = certify(controller)
+    assert not certificate.holds
+    assert not certificate["conformance"].holds
+
+
+@pytest.mark.parametrize("controller", WRONG_LOOPS, ids=named)
+def test_a_wrong_loop_is_falsified(controller: Any) -> None:
+    claim = certify(controller)["conformance"]
+    assert claim.falsify(TRIALS) is not None
+
+
+@pytest.mark.parametrize("controller", SOUND_LOOPS, ids=named)
+def test_a_sound_loop_holds_whatever_is_tried(controller: Any) -> None:
+    certificate = certify(controller, trials=TRIALS)
+    assert certificate.counterexamples == {}
+    assert certificate.holds, str(certificate)
+
+
+@pytest.mark.parametrize("part", [*WRONG_CUTS, *WRONG_ESTIMATORS], ids=named)
+def test_a_wrong_truncation_or_estimator_fails_and_is_falsified(part: Any) -> None:
+    certificate = certify(part)
+    assert not certificate.holds
+    wrong = next(claim for claim in certificate.claims if not claim.holds)
+    assert wrong.falsify(TRIALS) is not None
+
+
+Change = dict[str, Any]
+WEAKER: list[tuple[str, Change]] = [
     ("linear loop", {"least_gain_margin": 60.0}),
     ("linear loop", {"least_phase_margin": 100.0}),
     ("linear loop, no schedule", {"gain": (0.1, 600.0)}),
-    ("time-varying gain", lambda c: {"P": -c.P}),
-    ("time-varying gain", {"P": np.eye(2)}),
-    ("time-varying gain", lambda c: {"P": c.P * [[1, -1], [-1, 1]]}),
-    ("time-varying gain", {"high": 40.0}),
-    ("time-varying gain", lambda c: {"circle": 1.2 * c.circle}),
-    ("time-varying gain", lambda c: {"circle": 0.9 * c.circle}),
-    ("time-varying gain", lambda c: {"clipped": 2 * c.clipped}),
-    ("varentropy schedule", lambda c: {"P": -c.P}),
-    ("varentropy schedule", {"P": np.eye(2)}),
-    ("varentropy schedule", lambda c: {"P": c.P * [[1, -1], [-1, 1]]}),
-    ("varentropy schedule", {"share": 0.1}),
-    ("varentropy schedule", {"mismatch": (0.2, 4.0)}),
-    ("varentropy schedule", lambda c: {"controller": c.controller.replace(kp=2.5)}),
-    ("varentropy schedule", {"drift": 0.01}),
-    ("boundedness", lambda c: {"step": 0.5 * c.step}),
-    ("boundedness", lambda c: {"step": -c.step}),
-    ("boundedness", lambda c: {"error": (c.error[0] / 2, c.error[1])}),
-    ("boundedness", lambda c: {"filtered": (1.0, c.filtered[1])}),
-    ("boundedness", {"log_temperature": (-1.0, 0.3)}),
-    ("spread", lambda c: {"predicted": Spread(-c.predicted.entropy, c.predicted.log_temperature)}),
-    (
-        "spread",
-        lambda c: {"predicted": Spread(c.predicted.entropy, 1.1 * c.predicted.log_temperature)},
-    ),
-    ("spread", lambda c: {"gain": 3 * c.gain, "controller": PLAIN}),
-    (
-        "spread",
-        lambda c: {"measured": Spread(c.predicted.entropy, 2 * c.predicted.log_temperature)},
-    ),
-    ("mean entropy", lambda c: {"sum_bound": 0.5 * c.sum_bound}),
-    ("mean entropy", lambda c: {"sum_bound": -c.sum_bound}),
+    ("time-varying gain, fixed", {"P": np.eye(2)}),
+    ("every gain", {"P": np.eye(2)}),
+    ("spread", {"gain": 6.0, "controller": PLAIN}),
     ("mean entropy", {"vocab": 2}),
-    ("mean entropy", {"at_bounds": 0.5}),
-    ("coupled loops", lambda c: {"peak": PeakGain(c.peak.entropy, 0.8 * c.peak.log_temperature)}),
-    ("coupled loops", lambda c: {"peak": PeakGain(1.2 * c.peak.entropy, c.peak.log_temperature)}),
-    ("coupled loops", lambda c: {"reaction": 1.01 / c.peak.log_temperature}),
-    ("coupled loops", {"delay_margin": 0.0}),
     ("coupled loops", {"replayed": 0.5}),
-    ("bounded waiting", lambda c: {"bound": c.bound - 1}),
-    ("bounded waiting", lambda c: {"bound": c.bound + 1}),
-    ("bounded waiting", lambda c: {"attained": c.attained + 1}),
-    ("work conservation", {"dearest": 1.1}),
-    ("work conservation", {"drift_light": 0.5}),
-    ("work conservation", lambda c: {"drift_heavy": -c.drift_heavy}),
-    ("work conservation", {"gain_of_batching": 0.9}),
-    ("index order", {"regret": 0.01}),
-    ("index order", lambda c: {"set_up_mean": 2 * c.set_up_worst}),
-    ("retention", lambda c: {"kept_blocks": c.kept_blocks + 1}),
-    ("retention", lambda c: {"most_open": c.most_open - 1}),
-    ("retention, gate that closes", lambda c: {"most": c.most // 2}),
-    ("retention, between chunks", lambda c: {"most": c.most + 1}),
-    ("bounded waiting, no swap", {"bound": 516}),
-    ("bounded waiting, no swap", lambda c: {"attained": c.attained + 1}),
-    ("dropped mass", lambda c: {"mass": 0.9 * c.mass}),
-    ("dropped mass", {"pruning": SlidingWindow()}),
-    ("dropped mass, lean", lambda c: {"pruning": c.pruning.replace(budget=0.5)}),
-    ("dropped mass", lambda c: {"output_bound": 0.5 * c.output_bound}),
-    ("dropped mass", lambda c: {"output_bound": -c.output_bound}),
-    ("dropped mass", lambda c: {"entropy_bound": 0.9 * c.entropy_bound}),
-    ("dropped mass", lambda c: {"entropy_bound": 1.1 * c.entropy_bound}),
-    ("top-k bounds", lambda c: {"lower": 1.01 * c.lower}),
-    ("top-k bounds", lambda c: {"upper": 0.99 * c.upper}),
-    ("top-k bounds", lambda c: {"lower": c.upper, "upper": c.lower}),
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), FORGED)
-def test_forged_numbers_are_caught_by_the_check(name: str, change: Change) -> None:
-    claim = CLAIMS[name]()
-    forged = replace(claim, **(change(claim) if callable(change) else change))
-    assert not forged.holds, "the check must see what was changed"
-
-
-class FlippedSign(PITemperature):
-    """A controller that heats when the entropy is too high."""
-
-    kind: str
-
-    def update(self, state, reading):  # type: ignore[no-untyped-def]
-        target = state.target
-        wrong = reading._replace(entropy=2 * target - reading.entropy)
-        return super().update(state, wrong)
-
-
-class NoClip(PITemperature):
-    """A controller that forgets its bounds."""
-
-    kind: str
-
-    def update(self, state, reading):  # type: ignore[no-untyped-def]
-        loose = self.replace(bounds=(1e-9, 1e9))
-        return PITemperature.update(loose, state, reading)
-
-
-class WindingUp(PITemperature):
-    """A controller whose last error is always forgotten, so that kp acts as more integral gain."""
-
-    kind: str
-
-    def update(self, state, reading):  # type: ignore[no-untyped-def]
-        temperature, new = super().update(state._replace(error=np.zeros_like(state.error)), reading)
-        return temperature, new
-
-
-WRONG_CONTROLLERS = [
-    ("linear loop", FlippedSign(kind="flipped_sign")),
-    ("spread", FlippedSign(kind="flipped_sign")),
-    ("coupled loops", FlippedSign(kind="flipped_sign")),
-    ("varentropy schedule", FlippedSign(kind="flipped_sign")),
-    ("time-varying gain", FlippedSign(kind="flipped_sign", schedule="none", kp=0.05, ki=0.01)),
-    ("mean entropy", WindingUp(kind="winding_up")),
-    ("time-varying gain", WindingUp(kind="winding_up", schedule="none", kp=0.05, ki=0.01)),
-    ("varentropy schedule", WindingUp(kind="winding_up")),
-    ("coupled loops", WindingUp(kind="winding_up")),
-    ("spread", WindingUp(kind="winding_up")),
-    ("boundedness", NoClip(kind="no_clip")),
-    ("time-varying gain", NoClip(kind="no_clip", schedule="none", kp=0.05, ki=0.01)),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "controller"), WRONG_CONTROLLERS, ids=lambda v: getattr(v, "kind", v)
-)
-def test_a_controller_that_does_not_do_what_it_linearizes_to_is_caught(
-    name: str, controller: PITemperature
-) -> None:
-    assert caught(replace(CLAIMS[name](), controller=controller))
+@pytest.mark.parametrize(("name", "change"), WEAKER)
+def test_numbers_of_another_question_are_caught(name: str, change: Change) -> None:
+    assert not replace(CLAIMS[name](), **change).holds
 
 
 class Starving(EntropicPriority):
@@ -228,7 +134,7 @@ class Padder(EntropicPriority):
 )
 def test_wrong_schedulers_are_caught(name: str, priority: EntropicPriority) -> None:
     claim = replace(CLAIMS[name](), priority=priority)
-    assert claim.falsify(TRIALS) is not None
+    assert claim.falsify(2_000) is not None
 
 
 class SinkDropper(EntropicPruning):
@@ -294,7 +200,7 @@ class Generous(EntropicPruning):
 )
 def test_wrong_pruning_rules_are_caught(pruning: EntropicPruning) -> None:
     claim = replace(CLAIMS["retention"](), pruning=pruning)
-    assert claim.check()
+    assert not claim.holds
     assert claim.falsify(TRIALS) is not None
 
 
@@ -322,9 +228,9 @@ def test_wrong_entropy_bound_is_falsified(monkeypatch: pytest.MonkeyPatch, facto
     from entropic_control.proofs import attention
 
     honest = attention.entropy_change
-    claim = CLAIMS["dropped mass"]()
+    claim: Claim = CLAIMS["dropped mass"]()
     monkeypatch.setattr(attention, "entropy_change", lambda t, n: factor * honest(t, n))
-    assert claim.falsify(TRIALS) is not None
+    assert claim.falsify(2_000) is not None
 
 
 class LooksAway(AttentionPruning):
@@ -350,7 +256,7 @@ class Spendthrift(AttentionPruning):
 )
 def test_dropping_more_attention_than_the_budget_lets_is_caught(pruning: AttentionPruning) -> None:
     claim = replace(CLAIMS["dropped mass"](), pruning=pruning)
-    assert claim.falsify(TRIALS) is not None
+    assert claim.falsify(2_000) is not None
 
 
 def test_the_dropped_mass_depends_on_the_budget() -> None:

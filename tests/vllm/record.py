@@ -72,7 +72,7 @@ def main() -> None:
     )
     requests = {
         "The history of the city is long and varied. " * 12: sampling(30, target=1.0),
-        "Hello there": sampling(90, target=2.0, kp=0.3),
+        "Hello there": sampling(90, target=2.0, kp=0.06),
         "Once upon a time": sampling(70, samples=2, target=1.5),
         "In the beginning": sampling(60, enabled=False),
         "Water boils at": sampling(80, temperature=0.0, target=1.0),

@@ -108,10 +108,16 @@ def test_a_client_sets_targets_and_a_bad_one_hurts_nobody_else(server: Server) -
 
     with ThreadPoolExecutor(4) as pool:
         low = pool.submit(ask, server, 120, target=0.3)
-        high = pool.submit(ask, server, 120, target=2.5, kp=0.3, ki=0.06)
+        high = pool.submit(ask, server, 120, target=2.5, kp=0.06, ki=0.025)
         off = pool.submit(ask, server, 120, enabled=False)
         time.sleep(1)
-        for bad in ({"target": -1}, {"kp": "much"}, {"targt": 1.0}, {"enabled": "perhaps"}):
+        for bad in (
+            {"target": -1},
+            {"kp": "much"},
+            {"kp": 50},
+            {"targt": 1.0},
+            {"enabled": "perhaps"},
+        ):
             with pytest.raises(openai.BadRequestError) as refused:
                 ask(server, 8, **bad)
             assert refused.value.status_code == 400

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Protocol, Self
 from pydantic import ValidationError
 
 from entropic_control.backends.base import Backend, BackendConfig
+from entropic_control.backends.vllm.own import GAINS
 from entropic_control.controllers.base import Strict
 from entropic_control.controllers.kinds import KindOf
 from entropic_control.controllers.priority.base import Priority
@@ -43,6 +44,16 @@ class VllmConfig(BackendConfig):
     prune: bool = False
     trace: str | None = None
     cost_model: Literal["measured"] = "measured"
+
+    @property
+    def preempts(self) -> bool:
+        """Whether an overdue request gets a running one's seat."""
+        return self.voluntary_preemption
+
+    @property
+    def request_ranges(self) -> dict[str, tuple[float, float]]:
+        """The gains a request may set for itself, least and most."""
+        return dict(GAINS)
 
     def open(self) -> Backend:
         raise CapabilityError(
