@@ -22,6 +22,9 @@ def add_commands(subparsers: Any) -> None:
     certify.add_argument(
         "--trials", type=int, default=0, help="random and adversarial cases to try on each claim"
     )
+    certify.add_argument(
+        "--smt", type=Path, metavar="FILE", help="write a certificate for an SMT solver, such as z3"
+    )
     certify.add_argument("--json", action="store_true")
     certify.set_defaults(run=_certify)
 
@@ -62,6 +65,10 @@ def _certify(args: argparse.Namespace) -> int:
         trace=args.trace,
         trials=args.trials,
     )
+    if args.smt:
+        from entropic_control.proofs.exactgain import smt_of
+
+        args.smt.write_text(smt_of(certificate.claims), encoding="utf-8")
     print(certificate.to_json() if args.json else certificate)
     return 0 if certificate.holds else 1
 

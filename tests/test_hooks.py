@@ -20,7 +20,6 @@ from entropic_control.controllers import (
     FullEntropy,
     NgramSpeculation,
     NoPruning,
-    RoundRobin,
     TopK,
 )
 from entropic_control.controllers.base import Array, Controller
@@ -132,7 +131,7 @@ def test_a_plan_that_cannot_be_run_is_by_arrival(hook: str, fault: str) -> None:
 
 TIGHT = SIZE.model_copy(update={"cells": 256, "seconds_per_row_cell": 1e-3})
 MOVED: dict[str, Controller] = {
-    "priority": RoundRobin(),
+    "priority": EntropicPriority(patience=3),  # so that they take turns in fewer slots
     "pruning": EntropicPruning(
         budget=48, sinks=1, recent=2, min_tokens=64, gate=None, measured=1.0
     ),

@@ -18,6 +18,7 @@ from entropic_control import Engine, Request
 from entropic_control.controllers import EntropicPriority, FirstCome, RoundRobin
 from entropic_control.controllers.priority import Plan
 from entropic_control.errors import ConfigError, EntropicError, RequestError
+from entropic_control.ordering import Ordering
 from entropic_control.request import Event, Failed, Finished
 from entropic_control.sequence import Sequence
 
@@ -347,16 +348,16 @@ def test_a_plan_that_serves_nobody_gives_way_to_the_order_of_arrival(every: int)
     engine = simulated({"slots": 2})
     expected = tokens_of(engine.run([Request(prompt=ids(9, n), max_tokens=9) for n in range(4)]))
     engine = simulated({"slots": 2})
-    engine._order = Idle(every=every)
+    engine._order = Ordering(Idle(every=every), engine._by_arrival)
     works = [Request(prompt=ids(9, n), max_tokens=9) for n in range(4)]
     events = []
     for event in engine.stream(works):
         events.append(event)
         assert len(events) < 100
     assert tokens_of(engine.report()) == expected
-    notes = events_of(engine, "unserved")
+    notes = events_of(engine, "fault")
     assert notes
-    assert "no wish to" in notes[0]["reason"]
+    assert "planned the rows" in notes[0]["reason"] or "gave" in notes[0]["reason"]
 
 
 def sleepy(engine: Engine) -> Engine:
