@@ -15,6 +15,7 @@ import numpy as np
 from entropic_control.backends.vllm import compat
 from entropic_control.backends.vllm.bookkeeping import Book, Seat
 from entropic_control.backends.vllm.config import Settings
+from entropic_control.backends.vllm.cuts import cuts_of
 from entropic_control.backends.vllm.measuring import measure
 from entropic_control.backends.vllm.own import Own, default_controller
 from entropic_control.controllers.base import Array
@@ -61,14 +62,19 @@ class Adapter:
         if self.idle:
             return False
         own = Own.read(params.extra_args)
-        return self.book.enter(row, key, own, tokens, params.temperature)
+        taken = self.book.enter(row, key, own, tokens, params.temperature)
+        if taken:
+            self.book.at(row).cuts = cuts_of(params)
+        return taken
 
     def _control(self, logits: Any, rows: list[int], at: list[int], emitting: Array | None) -> Any:
         """Measure `logits[at]`, the logits of the requests in `rows`, and temper them in place."""
         temperature = np.maximum(self.book.temperatures(rows), COLDEST)
         whole = at == list(range(logits.shape[0]))
-        read = measure(logits if whole else logits[at], temperature, self._raw)
-        self._last = ([self.book.at(row) for row in rows], read, temperature)
+        seats = [self.book.at(row) for row in rows]
+        cuts = [seat.cuts for seat in seats]
+        read = measure(logits if whole else logits[at], temperature, self._raw, cuts)
+        self._last = (seats, read, temperature)
         counted = list(range(len(rows))) if emitting is None else np.flatnonzero(emitting).tolist()
         if len(counted) == len(rows):
             self.book.measured(rows, read)

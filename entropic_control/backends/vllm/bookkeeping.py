@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from entropic_control.backends.vllm.cuts import Cuts
 from entropic_control.backends.vllm.own import Own
 from entropic_control.controllers import hooks
 from entropic_control.controllers.base import Array
@@ -59,6 +60,8 @@ class Seat:
         self.controller = controller
         self.state = state
         self.asked = asked
+        self.cuts: Cuts = ()
+        """What vLLM cuts off after the temperature."""
         self.updates = 0
         """Tokens that the state has seen."""
         self.error: ControllerFault | None = None
