@@ -207,9 +207,9 @@ class Seats:
     def leave(self, work: Work) -> None:
         """Free the slot of a sequence, if it has one."""
         if work.slot is not None:
-            slot, work.slot = work.slot, None
+            self._empty(work.slot)  # first: cut short by an interrupt, it is done again
             self._seated.remove(work)
-            self._empty(slot)
+            work.slot = None
 
     def _empty(self, slot: int) -> None:
         """Release a slot; one that the engine fails to release is not used again."""

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 CONFIG: dict[str, Any] = {
     "backend": {"kind": "simulated", "slots": 3, "vocab": 64, "context": 4096, "cells": 3000},
     "pruning": {"kind": "entropic", "budget": 0.5},
-    "generation": {"max_tokens": 300},
+    "generation": {"max_tokens": 1500},
 }
 LLAMA: dict[str, Any] = {
     "backend": {"kind": "llama_cpp", "slots": 1, "context": 512, "threads": 1},
@@ -140,7 +140,7 @@ def test_a_run_goes_on_after_signals_at_any_moment(
 ) -> None:
     rng = random.Random(int(number))
     out = tmp_path / "out"
-    codes = [interrupted(fresh(tmp_path, out), out, number, rng.uniform(0, 0.5))]
+    codes = [interrupted(fresh(tmp_path, out), out, number, rng.uniform(0, 0.3))]
     resume = started(tmp_path, CONFIG, "--resume", str(out), "--quiet")
     (tmp_path / "run.yaml").unlink()  # the directory holds what resuming takes
     (tmp_path / "prompts.jsonl").unlink()
@@ -150,10 +150,12 @@ def test_a_run_goes_on_after_signals_at_any_moment(
         full = tokens(undisturbed)
         assert all(full[name] == mine for name, mine in usable.items())
         codes.append(interrupted(resume, out, number, rng.uniform(0, 0.3)))
-    if codes[-1] == wanted:
+    # The last signal may come when all is written and only the plots are still drawn.
+    done = not (out / "resume").exists()
+    if codes[-1] == wanted and not done:
         codes.append(finished(resume).returncode)
     assert codes[0] == wanted
-    assert codes[-1] == 1
+    assert codes[-1] == (wanted if done and len(codes) == 2 and codes[1] == wanted else 1)
     same_run(undisturbed, out)
     assert finished(resume).returncode == 0
 

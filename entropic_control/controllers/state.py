@@ -92,10 +92,14 @@ def take(state: S, rows: slice | NDArray[np.intp]) -> S:
 
 
 def choose(mask: NDArray[np.bool_], new: S, old: S) -> S:
-    """Row by row: `new` where `mask` holds, `old` elsewhere."""
+    """Row by row: `new` where `mask` holds, `old` elsewhere; in the precision of `old`."""
     if mask.all():
-        return new
+        return map_leaves(_like, new, old)
     return map_leaves(partial(_where, mask), new, old)
+
+
+def _like(new: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:
+    return new.astype(old.dtype, copy=False)
 
 
 def _where(mask: NDArray[np.bool_], new: NDArray[Any], old: NDArray[Any]) -> NDArray[Any]:

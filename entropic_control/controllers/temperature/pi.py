@@ -115,7 +115,7 @@ class PITemperature(TemperatureController):
         moved = PIState(
             *law(*state[1:], reading.entropy, reading.varentropy, *self._gains), state.target
         )
-        new = choose(reading.valid, _like(moved, state), state)
+        new = choose(reading.valid, moved, state)
         return np.exp(new.log_temperature), new
 
     @property
