@@ -56,9 +56,7 @@ def test_provable_gain_is_below_the_linear_margin_and_scales_with_the_gains() ->
 
 def test_the_provable_gain_is_an_edge() -> None:
     claim = scheduled_gain(PITemperature())
-    near, past = (
-        scheduled_gain(PITemperature(), high=f * claim.provable) for f in (0.99, 1.01)
-    )
+    near, past = (scheduled_gain(PITemperature(), high=f * claim.provable) for f in (0.99, 1.01))
     assert near.holds
     assert not past.holds
     assert "no common Lyapunov function" in past.faults[0]
