@@ -160,9 +160,9 @@ def _alike(state: Any, before: Any) -> bool:
 
 
 def _of_one_row(state: Any) -> bool:
-    if isinstance(state, tuple):
-        return all(map(_of_one_row, state))
-    return isinstance(state, np.ndarray) and state.ndim > 0 and len(state) == 1
+    if isinstance(state, np.ndarray):
+        return state.shape[:1] == (1,)
+    return isinstance(state, tuple) and all(map(_of_one_row, state))
 
 
 def described(value: Any) -> str:
