@@ -203,8 +203,14 @@ def _moments(y: Any) -> tuple[Any, Any, Any]:
 
 @triton.jit
 def inverse_temperature(temperature):
-    """1 / T, or 1 for greedy rows, whose weights at T are not used."""
-    return tl.where(temperature > _GREEDY, 1.0 / within_limits(temperature), 1.0)
+    """1 / T, or 1 for greedy rows, whose weights at T are not used.
+
+    NaN for a temperature that is none: then no mass is above 0, and the row is invalid. To look at the
+    temperature again where the masses are summed up costs registers that there are not.
+    """
+    usable = tl.where(temperature >= 0.0, 1.0, float("nan"))
+    inverse = tl.where(temperature > _GREEDY, 1.0 / within_limits(temperature), usable)
+    return inverse + temperature * 0.0
 
 
 @triton.jit
@@ -310,7 +316,7 @@ def row_stage(
     norm = tl.sum(c * s0, 0)
     mean = tl.sum(c * (s1 + d * s0), 0) / norm
     square = tl.sum(c * (s2.to(tl.float64) + 2.0 * d * s1 + d * d * s0), 0) / norm
-    valid = (norm > 0.0) & (temperature >= 0.0) & (temperature < _INF)
+    valid = norm > 0.0
     log_norm = tl.log(norm)
     entropy = tl.maximum(log_norm - mean, 0.0)
     varentropy = tl.maximum(square - mean * mean, 0.0)

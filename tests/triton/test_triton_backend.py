@@ -11,7 +11,7 @@ from families import VOCAB, backend, engine, model_of, plain, prompt, requests, 
 import entropic_control
 from entropic_control.backends import TritonConfig
 from entropic_control.backends.base import Chunk
-from entropic_control.controllers import EntropicPruning, FixedTemperature, RoundRobin
+from entropic_control.controllers import EntropicPruning, FixedTemperature
 from entropic_control.errors import CapabilityError, DecodeError, NoRoom
 
 
@@ -186,7 +186,7 @@ def test_case_20_short_of_blocks_everything_still_finishes() -> None:
     """Case 20: requests that cannot all be held at once queue, and none fails or is corrupted."""
     prompts = [prompt(100, n) for n in range(5)]
     roomy = tokens_of(engine(backend()).run(requests(*prompts, tokens=40)))
-    tight = engine(backend(cells=192), priority=RoundRobin())
+    tight = engine(backend(cells=192), priority=EntropicPriority(patience=3))
     assert tokens_of(tight.run(requests(*prompts, tokens=40))) == roomy
     assert any(done.preemptions for done in tight.done)
     assert tight.backend.room() == 192

@@ -38,7 +38,7 @@ def test_greedy_tokens_equal_generate(on: Any) -> None:
 
 
 def test_pieces_spell_the_text(on: Any) -> None:
-    tokens = on._text._ids(TEXT, special=False)
+    tokens = on._text._ids(TEXT, add=False, parse=True)
     assert b"".join(on.piece(int(token)) for token in tokens).decode() == TEXT
     assert on.piece(int(on.ends[0])) == b""
     assert b"You are a helpful AI assistant" in b"".join(map(on.piece, on.encode("Hi").tolist()))
