@@ -11,7 +11,7 @@ from families import VOCAB, backend, engine, model_of, plain, prompt, requests, 
 import entropic_control
 from entropic_control.backends import TritonConfig
 from entropic_control.backends.base import Chunk
-from entropic_control.controllers import EntropicPruning, FixedTemperature
+from entropic_control.controllers import EntropicPriority, EntropicPruning, FixedTemperature
 from entropic_control.errors import CapabilityError, DecodeError, NoRoom
 
 
