@@ -161,7 +161,7 @@ def _alike(state: Any, before: Any) -> bool:
 
 def _of_one_row(state: Any) -> bool:
     if isinstance(state, np.ndarray):
-        return state.shape[:1] == (1,)
+        return bool(state.shape[:1] == (1,))
     return isinstance(state, tuple) and all(map(_of_one_row, state))
 
 
