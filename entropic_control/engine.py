@@ -231,7 +231,6 @@ class Engine:
         Closing it early, or to stop reading it, ends its own requests. After an interrupt they go on with
         the next step.
         """
-        self._turn.require_open()
         works, failed = self._submit_all(requests)
         stepping = False
         try:

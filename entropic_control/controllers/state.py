@@ -91,10 +91,15 @@ def take(state: S, rows: slice | NDArray[np.intp]) -> S:
     return map_leaves(lambda leaf: leaf[rows], state)
 
 
+def in_precision_of(old: S, new: S) -> S:
+    """`new`, each array in the type of the one of `old`."""
+    return map_leaves(_like, new, old)
+
+
 def choose(mask: NDArray[np.bool_], new: S, old: S) -> S:
     """Row by row: `new` where `mask` holds, `old` elsewhere; in the precision of `old`."""
     if mask.all():
-        return map_leaves(_like, new, old)
+        return in_precision_of(old, new)
     return map_leaves(partial(_where, mask), new, old)
 
 

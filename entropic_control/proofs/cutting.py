@@ -1,4 +1,4 @@
-"""Claim: a truncation leaves the tokens that its rule says, and an estimate lies within its bounds."""
+"""Claim: a truncation leaves the tokens that its rule says."""
 
 from __future__ import annotations
 

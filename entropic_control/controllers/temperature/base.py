@@ -98,13 +98,9 @@ class TemperatureController(Controller):
         target = self.targets(state)
         if target is None:
             return np.ones(np.shape(live), np.bool_)
-        return np.asarray(attainable(target, live))
+        # A distribution over n tokens has an entropy in (0, ln n).
+        return np.asarray(target < np.log(np.maximum(live, 1)))
 
     def saturated(self, state: Any) -> Array:
         """-1 at the lower temperature bound, +1 at the upper, 0 between, shape (rows,)."""
         return np.zeros(rows_of(state), np.intp)
-
-
-def attainable(target: Any, live: Any) -> Any:
-    """Whether a distribution over `live` tokens can have the entropy: it is in (0, ln n)."""
-    return target < np.log(np.maximum(live, 1))

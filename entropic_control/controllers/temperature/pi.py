@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from entropic_control.controllers.base import Array, Linear, Rows
 from entropic_control.controllers.signals import Reading
-from entropic_control.controllers.state import choose
+from entropic_control.controllers.state import choose, in_precision_of
 from entropic_control.controllers.temperature.base import Command, TemperatureController
 
 
@@ -154,7 +154,7 @@ class PITemperature(TemperatureController):
         kept = temperature == np.exp(own)
         u = np.where(kept, own, clipped(np.log(temperature), *self.log_bounds))
         integral = clipped(state.integral + (u - own), *self.log_bounds)
-        return _like(state._replace(log_temperature=u, integral=integral), state)
+        return in_precision_of(state, state._replace(log_temperature=u, integral=integral))
 
     def targets(self, state: PIState) -> Array:
         return state.target
@@ -205,8 +205,3 @@ def law(
 def clipped(x: Any, low: float, high: float) -> Any:
     """`x` within the bounds; np.clip takes four times as long on a few rows."""
     return np.minimum(np.maximum(x, low), high)
-
-
-def _like(new: PIState, old: PIState) -> PIState:
-    """`new` in the precision of `old`, so that a float32 state stays one."""
-    return PIState(*(a.astype(b.dtype, copy=False) for a, b in zip(new, old, strict=True)))
